@@ -12,7 +12,8 @@ from urllib.request import urlopen
 import pytest
 
 from baton_operator.api.crd import crd, scaler_crd
-from baton_operator.controller.reconcile import SECRET_S, UNREADY_AGAIN_S
+from baton_operator.controller.pool_secret import SECRET_S
+from baton_operator.controller.reconcile import UNREADY_AGAIN_S
 from tests.cluster.field_edits import EDITS, FIELDS_WITHOUT_CHILDREN, Edit, fields
 from tests.cluster.installed import definition
 from tests.cluster.machine.client import Kubernetes

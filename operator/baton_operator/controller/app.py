@@ -21,8 +21,10 @@ import kopf
 from baton_operator.api.status import read_status
 from baton_operator.autoscaling.autoscaler import Autoscaler
 from baton_operator.autoscaling.pool_scalers import Scalers
+from baton_operator.controller.applier import Applier
 from baton_operator.controller.index_poller import IndexPoller
 from baton_operator.controller.ownership import Ownership
+from baton_operator.controller.pool_secret import PoolSecret
 from baton_operator.controller.pool_task import PoolTasks
 from baton_operator.controller.reconcile import PoolParts, Reconciler
 from baton_operator.controller.settings import OperatorSettings
@@ -113,7 +115,7 @@ class _Life:
         api = Api(await load(), requested, TIMEOUT_S)
         lookups, routers = Lookups(), Routers()
 
-        def work_of(key: PoolKey) -> Reconciler | None:
+        def make_reconciler(key: PoolKey) -> Reconciler | None:
             uid = cache.pool_uid(key)
             if not uid:
                 return None
@@ -121,19 +123,20 @@ class _Life:
             reader = IndexReader(clock, networks=self._settings.index_networks, lookups=lookups)
             events = PodEvents(key, api, clock, wake)
             status = StatusWriter(key, api, cache, events, _now, self._settings.identity)
+            secret = PoolSecret(key, uid, api, clock)
             parts = PoolParts(
-                index=IndexPoller(key, api, reader, wake, clock),
+                ownership=Ownership(self._settings.full_name, clock),
+                secret=secret,
                 scalers=Scalers(api, cache),
                 planner=Autoscaler(key, cache, self._metrics, clock, _now),
                 drainer=Drainer(api, cache, routers, status.tell, _now),
+                applier=Applier(key, uid, api, cache, secret, self._metrics),
+                index=IndexPoller(key, api, reader, wake, clock),
                 status=status,
-                metrics=self._metrics,
-                ownership=Ownership(self._settings.full_name, clock),
             )
-            installation = self._settings.installation
-            return Reconciler(key, uid, api, cache, parts, installation, clock)
+            return Reconciler(key, uid, cache, parts, self._settings.installation)
 
-        tasks = PoolTasks(work_of, self._settings.workers, self._metrics, clock)
+        tasks = PoolTasks(make_reconciler, self._settings.workers, self._metrics, clock)
         resync = Resync(api, cache, tasks.wake, self._settings.namespaces, clock)
         self._metrics.observe(tasks.depth, cache.unseen_s, lambda: _ready_states(cache))
         probes = {

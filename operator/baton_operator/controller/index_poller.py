@@ -12,7 +12,7 @@ from collections.abc import Callable
 
 from baton_operator.api.pool import Pool
 from baton_operator.api.status import PoolStatus
-from baton_operator.controller.pool_task import Schedule
+from baton_operator.controller.due_time import DueTime
 from baton_operator.kube.client import Api, ApiError
 from baton_operator.kube.kinds import SECRET, ChildKey
 from baton_operator.state.cache import PoolKey
@@ -39,7 +39,7 @@ class IndexPoller:
         self._api = api
         self._reader = reader
         self._answered = answered
-        self._schedule = Schedule(clock)
+        self._due_time = DueTime(clock)
         self._subject: Subject | None = None
         self._answer: Answer | None = None
 
@@ -60,7 +60,7 @@ class IndexPoller:
             self.rest()
             return
         self._subject = (pool, observed, status)
-        self._schedule.add(due_s)
+        self._due_time.request(due_s)
 
     def rest(self) -> None:
         """Stop reading until `follow` is called again."""
@@ -73,18 +73,18 @@ class IndexPoller:
 
     async def run(self) -> None:
         while True:
-            await self._schedule.wait()
-            self._schedule.take()
+            await self._due_time.wait_until_due()
+            self._due_time.begin()
             try:
                 await self._ask()
             except ApiError as error:
                 logger.info("pool %s: cannot read the login of its index: %s", self._key, error)
-                self._schedule.failed()
+                self._due_time.fail()
             except Exception:
                 logger.exception("index of pool %s", self._key)
-                self._schedule.failed()
+                self._due_time.fail()
             else:
-                self._schedule.done()
+                self._due_time.succeed()
 
     async def _ask(self) -> None:
         if self._subject is None:

@@ -6,14 +6,14 @@ from typing import Any
 
 from baton_operator.api.pool import Pool
 from baton_operator.builders import Manifest, build_pool
-from baton_operator.controller.reconcile import (
-    Act,
+from baton_operator.controller.diff import (
+    Action,
     Applied,
     Apply,
     Delete,
     Foreign,
+    diff_children,
     manifest_digest,
-    plan,
 )
 from baton_operator.kube.kinds import ChildKey, key_of
 from baton_operator.rollout.goal import Lower
@@ -43,14 +43,14 @@ def applied(*bodies: Manifest) -> dict[ChildKey, Applied]:
 
 def planned(
     children: dict[ChildKey, CachedChild], done: dict[ChildKey, Applied], pool: Pool = POOL
-) -> list[Act]:
-    return plan(pool.uid, build_pool(pool), children, done)
+) -> list[Action]:
+    return diff_children(pool.uid, build_pool(pool), children, done)
 
 
 def test_all_children_of_a_new_pool_are_applied_in_order() -> None:
-    acts = planned({}, {})
-    assert [act.key for act in acts] == [key_of(manifest) for manifest in DESIRED]
-    assert all(isinstance(act, Apply) and not act.seen for act in acts)
+    actions = planned({}, {})
+    assert [act.key for act in actions] == [key_of(manifest) for manifest in DESIRED]
+    assert all(isinstance(act, Apply) and not act.seen for act in actions)
 
 
 def test_unchanged_children_need_no_action() -> None:
@@ -60,9 +60,9 @@ def test_unchanged_children_need_no_action() -> None:
 
 def test_everything_is_applied_again_after_a_restart_of_the_operator() -> None:
     bodies = [live(manifest) for manifest in DESIRED]
-    acts = planned(known(*bodies), {})
-    assert len(acts) == len(DESIRED)
-    assert all(isinstance(act, Apply) and act.seen for act in acts)
+    actions = planned(known(*bodies), {})
+    assert len(actions) == len(DESIRED)
+    assert all(isinstance(act, Apply) and act.seen for act in actions)
 
 
 def test_a_status_written_by_a_controller_needs_no_apply() -> None:
@@ -113,9 +113,9 @@ def test_unwanted_objects_are_deleted_last() -> None:
     extra = live(DESIRED[-1], uid="old")
     extra["metadata"] |= {"name": "left-over"}
     bodies = [live(manifest) for manifest in DESIRED]
-    acts = planned(known(*bodies, extra), {})
-    assert acts[-1] == Delete(key=key_of(extra), uid="old")
-    assert not any(isinstance(act, Delete) for act in acts[:-1])
+    actions = planned(known(*bodies, extra), {})
+    assert actions[-1] == Delete(key=key_of(extra), uid="old")
+    assert not any(isinstance(act, Delete) for act in actions[:-1])
 
 
 def test_objects_of_another_owner_are_neither_changed_nor_deleted() -> None:
@@ -168,8 +168,8 @@ def _labels(manifest: Manifest) -> dict[str, str]:
 
 
 def deleted(*bodies: Manifest) -> list[str]:
-    acts = planned(known(*bodies), {})
-    return [act.key.name for act in acts if isinstance(act, Delete)]
+    actions = planned(known(*bodies), {})
+    return [act.key.name for act in actions if isinstance(act, Delete)]
 
 
 PROVEN: dict[str, Any] = {
@@ -219,8 +219,8 @@ def test_old_nodes_are_scaled_down_after_all_applies_and_before_all_deletions() 
     old, never = old_nodes(readyReplicas=1)[0], old_nodes()[1]
     key = key_of(old)
     one = Lower(key=key, uid="u", version=1, replicas=0)
-    acts = plan(POOL.uid, DESIRED, known(old, never), {}, [one])
-    kinds = [type(act) for act in acts]
+    actions = diff_children(POOL.uid, DESIRED, known(old, never), {}, [one])
+    kinds = [type(act) for act in actions]
     assert kinds == [Apply] * len(DESIRED) + [Lower, Delete]
 
 
@@ -239,8 +239,8 @@ STORE = [one for one in DESIRED if _labels(one)["baton.dev/component"] in ("kv-i
 def deleted_without_store(*bodies: Manifest) -> set[str]:
     """Return what is deleted when the spec replaces the managed store by an external Redis."""
     wanted = [one for one in DESIRED if one not in STORE]
-    acts = plan(POOL.uid, wanted, known(*bodies), {})
-    return {act.key.name for act in acts if isinstance(act, Delete)}
+    actions = diff_children(POOL.uid, wanted, known(*bodies), {})
+    return {act.key.name for act in actions if isinstance(act, Delete)}
 
 
 def test_the_store_of_old_nodes_stays_until_they_are_gone() -> None:

@@ -17,7 +17,9 @@ import pytest
 
 from baton_operator.autoscaling.planner.capability.learn import NodeSample, begin, capability, learn
 from baton_operator.autoscaling.planner.demand.queueing import MOST, servers_for
-from baton_operator.controller.pool_task import LONGEST_RETRY_S, PoolGone, PoolTasks, Schedule
+from baton_operator.controller.due_time import LONGEST_RETRY_S, DueTime
+from baton_operator.controller.pool_task import PoolTasks
+from baton_operator.controller.reconcile import PoolGone, Reconciler
 from baton_operator.metrics import Metrics
 from baton_operator.state.cache import Cache, PoolKey
 from baton_operator.state.index_reader import LOOK_S, IndexReader, Lookups
@@ -97,7 +99,7 @@ def test_every_load_needs_a_limited_number_of_servers(load: float) -> None:
 # --- pools that are created and deleted -----------------------------------------------------------
 
 
-class DeletedPool:
+class DeletedPool(Reconciler):
     """A pool that is deleted before its second reconcile."""
 
     def __init__(self, wake: Callable[[], None]) -> None:
@@ -111,10 +113,10 @@ class DeletedPool:
         self.wake()
         return None
 
-    async def ask_index(self) -> None:
+    async def poll_index(self) -> None:
         await asyncio.Event().wait()
 
-    def end(self) -> None:
+    def forget_pool(self) -> None:
         pass
 
 
@@ -148,16 +150,16 @@ async def test_no_task_of_a_deleted_pool_is_kept() -> None:
 
 def test_a_pool_that_fails_for_a_week_is_retried_every_minute() -> None:
     clock = Clock(0.0)
-    schedule, tries, snapshots = Schedule(clock, lambda: 0.0), 0, []
+    due_time, tries, snapshots = DueTime(clock, lambda: 0.0), 0, []
     while clock.now < WEEK_S:
-        schedule.take()
-        delay_s = schedule.failed()
-        schedule.add(2 * LONGEST_RETRY_S)  # a mark in the meantime
+        due_time.begin()
+        delay_s = due_time.fail()
+        due_time.request(2 * LONGEST_RETRY_S)  # a mark in the meantime
         clock.advance(delay_s)
-        assert schedule.due_s == 0.0
+        assert due_time.due_s == 0.0
         tries += 1
         if tries in (1_000, 10_000):
-            snapshots.append(sizes(schedule))
+            snapshots.append(sizes(due_time))
     assert tries > WEEK_S / LONGEST_RETRY_S
     assert grown(*snapshots) == {}
 

@@ -9,7 +9,8 @@ from time import monotonic
 
 import pytest
 
-from baton_operator.controller.pool_task import Incomplete, PoolGone, PoolTasks
+from baton_operator.controller.pool_task import PoolTasks
+from baton_operator.controller.reconcile import Incomplete, PoolGone, Reconciler
 from baton_operator.kube.client import Conflict, Refused, ServerFailed, TooManyRequests, Unavailable
 from baton_operator.metrics import Metrics, Result
 from baton_operator.state.cache import PoolKey
@@ -19,7 +20,7 @@ DEADLINE_S = 60.0
 A, B, C = (PoolKey("serving", name) for name in "abc")
 
 
-class Work:
+class Work(Reconciler):
     """Stands in for the work on one pool. Its reconciles fail with `errors` first, and end only
     when `go` is set."""
 
@@ -46,14 +47,14 @@ class Work:
         finally:
             self.running -= 1
 
-    async def ask_index(self) -> None:
+    async def poll_index(self) -> None:
         self.polling = True
         try:
             await asyncio.Event().wait()
         finally:
             self.polling = False
 
-    def end(self) -> None:
+    def forget_pool(self) -> None:
         self.ended = True
 
 

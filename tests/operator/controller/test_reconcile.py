@@ -16,12 +16,14 @@ from kubernetes.aio.client import Configuration
 from baton_operator.autoscaling.autoscaler import Autoscaler
 from baton_operator.autoscaling.pool_scalers import Scalers
 from baton_operator.builders import build_pool
+from baton_operator.controller.applier import Applier
 from baton_operator.controller.index_poller import IndexPoller
 from baton_operator.controller.ownership import GONE_S, HEARTBEAT_S, ROUNDING_S, Ownership
-from baton_operator.controller.pool_task import Incomplete, PoolGone
+from baton_operator.controller.pool_secret import SECRET_S, PoolSecret
 from baton_operator.controller.reconcile import (
-    SECRET_S,
     UNREADY_AGAIN_S,
+    Incomplete,
+    PoolGone,
     PoolParts,
     Reconciler,
 )
@@ -75,16 +77,18 @@ class Harness:
         clock, api, metrics = self.clock, self.api, Metrics()
         events = PodEvents(KEY, api, clock, lambda after_s: None)
         status = StatusWriter(KEY, api, self.cache, events, lambda: self.now, "test")
+        secret = PoolSecret(KEY, uid, api, clock)
         parts = PoolParts(
             index=IndexPoller(KEY, api, IndexReader(clock), lambda: None, clock),
             scalers=Scalers(api, self.cache),
             planner=Autoscaler(KEY, self.cache, metrics, clock, lambda: self.now),
             drainer=Drainer(api, self.cache, self.routers, status.tell, lambda: self.now),
             status=status,
-            metrics=metrics,
+            secret=secret,
+            applier=Applier(KEY, uid, api, self.cache, secret, metrics),
             ownership=Ownership(self.name, clock),
         )
-        return Reconciler(KEY, uid, api, self.cache, parts, INSTALLATION, clock)
+        return Reconciler(KEY, uid, self.cache, parts, INSTALLATION)
 
     async def reconcile(self) -> float | None:
         """Reconcile as a pool's task does: a pool with another uid gets its own Reconciler."""
@@ -93,7 +97,7 @@ class Harness:
             try:
                 return await reconciler.reconcile()
             except PoolGone:
-                reconciler.end()
+                reconciler.forget_pool()
                 self.reconciler = None
         return None
 
