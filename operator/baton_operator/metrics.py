@@ -97,17 +97,17 @@ class Metrics:
         for reason in self._reasons.pop(pool, set()):
             self._decisions.remove(pool, reason)
 
-    def reconciled(self, result: Result) -> None:
+    def count_reconcile(self, result: Result) -> None:
         self._reconciles.labels(result).inc()
 
-    def requested(self, verb: str, code: str) -> None:
+    def count_request(self, verb: str, code: str) -> None:
         self._requests.labels(verb, code).inc()
 
-    def wrote(self, act: Literal["apply", "delete", "patch"], kind: str) -> None:
+    def count_write(self, act: Literal["apply", "delete", "patch"], kind: str) -> None:
         self._children.labels(act, kind).inc()
 
-    def leads(self, leads: bool) -> None:
-        self._leader.set(leads)
+    def set_leading(self, leading: bool) -> None:
+        self._leader.set(leading)
 
     def observe(
         self,

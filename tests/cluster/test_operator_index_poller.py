@@ -40,7 +40,7 @@ class Pollers:
         answered = partial(self.answered.put_nowait, key)
         reader = IndexReader(monotonic, networks=LOCAL)
         poller = IndexPoller(key, self.api, reader, answered, monotonic)
-        poller.follow(pool, observed(pool), status_of(observed(pool), pool))
+        poller.schedule_read(pool, observed(pool), status_of(observed(pool), pool))
         self.tasks[key] = asyncio.create_task(poller.run())
         return poller
 

@@ -254,8 +254,8 @@ class AutoscalingSpec(Record, frozen=True, kw_only=True):
             check_quantity("storeReadPerSecond", self.store_read_per_second)
 
     def bounds(self, role: Role) -> RoleBounds:
-        found = {"prefill": self.prefill, "decode": self.decode}[role]
-        return found if found is not None else RoleBounds()
+        bounds = {"prefill": self.prefill, "decode": self.decode}[role]
+        return bounds if bounds is not None else RoleBounds()
 
     def is_external(self, role: Role) -> bool:
         """Whether the role's PoolScaler sets its number of nodes."""

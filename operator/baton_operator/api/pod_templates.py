@@ -61,8 +61,8 @@ def _check_containers(part: str, template: Mapping[str, Any], fetches: bool) -> 
             name = item.get("name") if isinstance(item, Mapping) else None
             if not isinstance(name, str) or name in names or item.get("image"):
                 continue
-            known = " or ".join(names)
-            write = f"write {known}, or give" if known else "there is none to change; give"
+            choices = " or ".join(names)
+            write = f"write {choices}, or give" if choices else "there is none to change; give"
             raise SpecError(
                 f"spec.{part}.podTemplate.spec.{kind}: {name!r} is no container of the operator's "
                 f"and has no image; {write} a container of your own an image"

@@ -32,7 +32,7 @@ class Scalers:
 
     async def follow(self, key: PoolKey, pool: Pool) -> Pool:
         """The pool with its counts; the spec's count if a PoolScaler cannot be created, which is
-        reported when its manifest is applied. Raise Conflict and Unavailable."""
+        reported when its manifest is applied. Raise Conflict and ApiUnavailable."""
         counts: dict[Role, int] = {}
         for role in scaled_roles(pool):
             children = self._cache.children(key)

@@ -36,10 +36,10 @@ def new_credentials(random: Callable[[int], bytes]) -> Credentials:
 def credentials_of(
     secret: Mapping[str, Any] | None,
     random: Callable[[int], bytes],
-    known: Credentials | None = None,
+    last: Credentials | None = None,
 ) -> Credentials | None:
     """The credentials in the Secret; None if it is missing or invalid. A Secret without a tenant
-    secret keeps its other values and gets the `known` tenant secret, because tenants would not find
+    secret keeps its other values and gets the `last` tenant secret, because tenants would not find
     their stored KV with another one. It gets a new one if it is older than tenant secrets."""
     data = (secret or {}).get("data") or {}
     password, token = _secret_text(data.get(PASSWORD_KEY)), _secret_text(data.get(TOKEN_KEY))
@@ -47,7 +47,7 @@ def credentials_of(
         return None
     tenants = _secret_text(data.get(TENANT_KEY))
     if tenants is None:
-        tenants = known.tenant_secret if known is not None else random(SECRET_BYTES).hex()
+        tenants = last.tenant_secret if last is not None else random(SECRET_BYTES).hex()
     return Credentials(redis_password=password, link_token=token, tenant_secret=tenants)
 
 

@@ -153,8 +153,8 @@ def node_gpus(spec: RoleSpec) -> int:
         {"containers": [{"name": NODE, "resources": {"limits": spec.resources.limits}}]},
         spec.pod_template.get("spec") or {},
     )
-    found = [item for item in pod.get("containers") or () if item.get("name") == NODE]
-    return gpus_of_pod({"containers": found})
+    containers = [item for item in pod.get("containers") or () if item.get("name") == NODE]
+    return gpus_of_pod({"containers": containers})
 
 
 def _switch(value: bool | None) -> str | None:

@@ -179,14 +179,14 @@ def resources(wanted: Resources, default: Resources) -> Manifest:
         "requests": (default.requests, wanted.requests),
         "limits": (default.limits, wanted.limits),
     }
-    found = {
+    lists_by_name = {
         name: {
             **{resource: str(amount) for resource, amount in ours.items() if resource not in named},
             **{resource: str(amount) for resource, amount in theirs.items()},
         }
         for name, (ours, theirs) in lists.items()
     }
-    return {name: amounts for name, amounts in found.items() if amounts}
+    return {name: amounts for name, amounts in lists_by_name.items() if amounts}
 
 
 def scratch_size(wanted: Resources, default: str) -> str:

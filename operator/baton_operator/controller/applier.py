@@ -105,18 +105,18 @@ class Applier:
                     child, action.uid, action.version, action.replicas
                 )
                 self._cache.see_child(body, ours=True)
-                self._metrics.wrote("patch", kind)
+                self._metrics.count_write("patch", kind)
                 logger.info("pool %s: %s has %d replicas", pool, child.name, action.replicas)
             case Delete():
                 await self._api.delete(child, action.uid)
-                self._metrics.wrote("delete", kind)
+                self._metrics.count_write("delete", kind)
                 logger.info("pool %s: deleted %s %s", pool, kind, child.name)
             case Apply():
                 if not action.seen or kind == SECRET.kind:  # a Secret is not watched
                     await self._check_owner(child)
                 result = self._see_applied(await self._api.apply(action.manifest))
                 self._applied[child] = Applied(action.digest, result.uid, result.digest)
-                self._metrics.wrote("apply", kind)
+                self._metrics.count_write("apply", kind)
                 logger.info("pool %s: applied %s %s", pool, kind, child.name)
 
     def _see_applied(self, answer: Body) -> CachedChild:

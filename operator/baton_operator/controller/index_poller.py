@@ -53,17 +53,17 @@ class IndexPoller:
         """What the last read found wrong with an external store."""
         return self._reader.problem
 
-    def follow(self, pool: Pool, observed: Observed, status: PoolStatus) -> None:
+    def schedule_read(self, pool: Pool, observed: Observed, status: PoolStatus) -> None:
         """Schedule the next read for this state of the pool, or stop reading if none is needed."""
         due_s = self._reader.due_in(pool, observed, status)
         if due_s is None:
-            self.rest()
+            self.stop_reading()
             return
         self._subject = (pool, observed, status)
         self._due_time.request(due_s)
 
-    def rest(self) -> None:
-        """Stop reading until `follow` is called again."""
+    def stop_reading(self) -> None:
+        """Stop reading until `schedule_read` is called again."""
         self._subject = None
 
     def take_answer(self) -> Answer | None:
@@ -94,7 +94,7 @@ class IndexPoller:
         was_silent, last_problem = self._reader.silent, self._reader.problem
         answer = await self._reader.read(pool, observed, status, login)
         if self._subject is None:
-            return  # `follow` stopped the reads meanwhile
+            return  # `schedule_read` stopped the reads meanwhile
         if answer is not None:
             self._answer = answer
             self._answered()
@@ -102,7 +102,7 @@ class IndexPoller:
         silenced = self._reader.silent and not was_silent
         if silenced or self._reader.problem != last_problem:
             self._answered()  # the status must report it
-        self.follow(*self._subject)
+        self.schedule_read(*self._subject)
 
     async def _login(self, pool: Pool) -> Login | None:
         """The login for an external store, from the same Secrets as its nodes use."""

@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterable
 
 from baton_operator.controller.due_time import LONGEST_RETRY_S, SETTLE_S, DueTime
 from baton_operator.controller.reconcile import Incomplete, PoolGone, Reconciler
-from baton_operator.kube.client import ApiError, Conflict, Refused, TooManyRequests, Unavailable
+from baton_operator.kube.client import ApiError, ApiUnavailable, Conflict, Refused, TooManyRequests
 from baton_operator.metrics import Metrics, Result
 from baton_operator.state.cache import PoolKey
 
@@ -61,7 +61,7 @@ class PoolTask:
                 async with self._slots:
                     await self._reconcile_measured()
         except PoolGone:
-            self._metrics.reconciled("done")
+            self._metrics.count_reconcile("done")
         finally:
             polling.cancel()
             self._reconciler.forget_pool()
@@ -71,7 +71,7 @@ class PoolTask:
         self.due_time.begin()
         begun = self._begun = self._clock()
         try:
-            self._metrics.reconciled(await self._reconcile())
+            self._metrics.count_reconcile(await self._reconcile())
         finally:
             self._begun = None
             self._metrics.reconcile_seconds.observe(self._clock() - begun)
@@ -84,7 +84,7 @@ class PoolTask:
         except TooManyRequests as error:
             self._retry_later(error, least_s=error.retry_after_s)
             return "throttled"
-        except Unavailable as error:
+        except ApiUnavailable as error:
             self._retry_later(error, most_s=OUTAGE_RETRY_S)
             return "unavailable"
         except Conflict as error:
@@ -135,7 +135,7 @@ class PoolTasks:
         """Seconds for which the slowest current reconcile has been running."""
         return max((task.busy_s for task in self._tasks.values()), default=0.0)
 
-    def wake(self, key: PoolKey, after_s: float = SETTLE_S) -> None:
+    def wake_pool(self, key: PoolKey, after_s: float = SETTLE_S) -> None:
         """Schedule a reconcile of the pool. No-op before `run` and for a pool that is gone."""
         task = self._tasks.get(key) or self._start_task(key)
         if task is not None:
@@ -146,7 +146,7 @@ class PoolTasks:
         try:
             async with asyncio.TaskGroup() as self._group:
                 for key in pools:
-                    self.wake(key)
+                    self.wake_pool(key)
                 # kopf ends by cancelling every task that is younger than itself, including this
                 # one; the task group then cancels all others.
                 await self._group.create_task(asyncio.Event().wait())
@@ -165,4 +165,4 @@ class PoolTasks:
             await task.run()
         finally:
             del self._tasks[key]
-        self.wake(key)  # another pool may have this name now
+        self.wake_pool(key)  # another pool may have this name now

@@ -29,12 +29,13 @@ from baton_operator.controller.pool_secret import PoolSecret
 from baton_operator.controller.status_writer import StatusWriter
 from baton_operator.drain.drainer import Drainer, DrainStep
 from baton_operator.kube.client import (
-    Unavailable,
+    ApiUnavailable,
 )
 from baton_operator.kube.objects import Body
 from baton_operator.state.cache import Cache, PoolKey
 from baton_operator.state.hosts import shared_hosts
-from baton_operator.state.index_reader import LOOK_S, Answer
+from baton_operator.state.index_reader import Answer
+from baton_operator.state.index_timing import LOOK_S
 from baton_operator.state.observed import Observed, Planned, Refusal, Roll
 from baton_operator.status.events import held_event
 from baton_operator.status.findings.applied import refusal_words
@@ -115,21 +116,21 @@ class Reconciler:
     async def _take_turn(self, resource: Body) -> Turn:
         """Find out whether this operator manages the pool, and record the answer in its status."""
         parts = self._parts
-        known = read_operator(resource)
-        turn = parts.ownership.turn(known, parts.status.now())
+        record = read_operator(resource)
+        turn = parts.ownership.turn(record, parts.status.now())
         if turn.record is not None:
-            await parts.status.claim(resource, turn.record)
+            await parts.status.write_operator(resource, turn.record)
         if turn.acts:
             self._stays_away = False
             return turn
-        assert known is not None, "a pool that nobody manages is taken"
-        holder, name = known.name, parts.ownership.name
-        if turn.record is not None and turn.record.other != known.other:
-            await parts.status.tell(self._uid, held_event(holder, name))
+        assert record is not None, "a pool that nobody manages is taken"
+        holder, name = record.name, parts.ownership.name
+        if turn.record is not None and turn.record.other != record.other:
+            await parts.status.post_event(self._uid, held_event(holder, name))
         elif not self._stays_away:
             logger.warning("pool %s: %s", self._key, held_words(holder, name))
         if not self._stays_away:
-            parts.index.rest()
+            parts.index.stop_reading()
             parts.planner.forget()
         self._stays_away = True
         return turn
@@ -156,7 +157,7 @@ class Reconciler:
         except SpecError as error:
             # Objects from an earlier, valid spec stay as they are.
             generation = resource["metadata"].get("generation", 0)
-            await parts.status.report(generation, error, "", self._observed((), None))
+            await parts.status.write_status(generation, error, "", self._observed((), None))
             return None
         step = None
         if not refusals and not pool.spec.paused:
@@ -165,8 +166,8 @@ class Reconciler:
         if self._cache.settles(self._key):
             return SETTLING_AGAIN_S  # the API server was away during this reconcile
         observed = self._observed(refusals, answer, silent=silent, step=step, planned=planned)
-        status = await parts.status.report(pool.generation, pool, revision.name, observed)
-        parts.index.follow(pool, observed, status)
+        status = await parts.status.write_status(pool.generation, pool, revision.name, observed)
+        parts.index.schedule_read(pool, observed, status)
         self._tell_sharers(observed)
         if refusals:
             raise _incomplete(refusals)
@@ -177,7 +178,7 @@ class Reconciler:
         """Let the pools with the same host name report it too, and report when it is over."""
         now = {shared.pool for shared in observed.shared_hosts}
         for name in now ^ self._sharers:
-            self._cache.wake(PoolKey(*name.split("/")))
+            self._cache.wake_pool(PoolKey(*name.split("/")))
         self._sharers = now
 
     async def _change_children(
@@ -188,13 +189,13 @@ class Reconciler:
         if seen.planned is not None and self._is_news(seen.planned):
             # Record the decision before acting on it, so that a successor of a killed operator
             # knows it.
-            await parts.status.report(pool.generation, pool, revision.name, seen)
-        step = await parts.drainer.step(self._key, pool, revision, seen)
+            await parts.status.write_status(pool.generation, pool, revision.name, seen)
+        step = await parts.drainer.take_step(self._key, pool, revision, seen)
         refusals = await parts.applier.apply_children(
             build_pool(pool, revision.name, step.replicas), step.lowers
         )
         for event in () if refusals else step.ends:
-            await parts.status.tell(self._uid, event)
+            await parts.status.post_event(self._uid, event)
         return step, refusals
 
     def _is_news(self, planned: Planned) -> bool:
@@ -244,4 +245,4 @@ def _again_s(observed: Observed, status: PoolStatus) -> float | None:
 def _incomplete(refusals: Sequence[Refusal]) -> Exception:
     message = f"{len(refusals)} objects refused; {refusal_words(refusals[0])}"
     failed = all(refusal.code >= 500 for refusal in refusals)
-    return Unavailable(message) if failed else Incomplete(message)
+    return ApiUnavailable(message) if failed else Incomplete(message)

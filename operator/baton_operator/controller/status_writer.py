@@ -50,7 +50,7 @@ class StatusWriter:
         self.now = now
         self._instance = instance
 
-    async def report(
+    async def write_status(
         self,
         generation: int,
         pool: Pool | SpecError,
@@ -71,10 +71,10 @@ class StatusWriter:
         if resource is not None and after != before:
             await self._write(resource, after.written())
             for event in events_between(before, after):
-                await self.tell(resource["metadata"]["uid"], event)
+                await self.post_event(resource["metadata"]["uid"], event)
         return after
 
-    async def claim(self, resource: Body, record: OperatorStatus) -> None:
+    async def write_operator(self, resource: Body, record: OperatorStatus) -> None:
         """Write who manages the pool, and nothing else of its status. Raise Conflict if the pool
         changed since the cache saw it: another operator may have been faster."""
         # The other fields stay, also those that only another version of the operator knows.
@@ -97,7 +97,7 @@ class StatusWriter:
         }
         self._cache.see_pool(await self._api.apply_status(body), ours=True)
 
-    async def tell(self, uid: str, event: PoolEvent) -> None:
+    async def post_event(self, uid: str, event: PoolEvent) -> None:
         """Post an event on the pool with this `uid`. A failure is logged and not retried."""
         key = self._key
         logger.info("pool %s: %s: %s", key, event.reason, event.message)

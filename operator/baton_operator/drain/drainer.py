@@ -18,9 +18,9 @@ import msgspec
 
 from baton_operator.api.pool import Pool
 from baton_operator.builders.child import Manifest, NodeRevision
-from baton_operator.drain.marks import LeaveTerms, leave_of, mark, unmark
+from baton_operator.drain.marks import LeaveTerms, leave_of, mark_body, unmark_body
 from baton_operator.drain.routers import Routers
-from baton_operator.drain.steps import DrainWait, allowed_replicas, leavers, wait_of
+from baton_operator.drain.steps import DrainWait, allowed_replicas, choose_leavers, wait_of
 from baton_operator.drain.victims import Victim, choose_victims, is_served
 from baton_operator.drain.view import (
     DeploymentNodes,
@@ -72,7 +72,7 @@ class Drainer:
         self._post_event = tell
         self._now = now
 
-    async def step(
+    async def take_step(
         self,
         key: PoolKey,
         pool: Pool,
@@ -80,7 +80,7 @@ class Drainer:
         observed: Observed,
     ) -> DrainStep:
         """`revision` is the current one. Raise Conflict if a pod was replaced meanwhile,
-        Unavailable if the API server does not answer."""
+        ApiUnavailable if the API server does not answer."""
         children, now_s = self._cache.children(key), self._cache.now_s()
         view = view_of(key, pool, revision.name, children, observed, self._now(), now_s)
         goal = goal_of(pool, revision, children, now_s)
@@ -132,7 +132,7 @@ class Drainer:
         )
         if surplus > len(victims):
             held += (_unchosen(view, nodes, surplus - len(victims)),)
-        leaving = leavers(victims, waits.keys())
+        leaving = choose_leavers(victims, waits.keys())
         replicas = allowed_replicas(nodes.current, nodes.wanted, len(nodes.pods), len(leaving))
         return _Done(replicas, held, _ends(nodes, replicas, leaving))
 
@@ -142,7 +142,7 @@ class Drainer:
         """These nodes stay after all. A node that no router knows joins like any new node."""
         token = view.pool.credentials.link_token
         answers = await asyncio.gather(
-            *(self._routers.resume(view.routers, token, pod.name) for pod in pods)
+            *(self._routers.resume_node(view.routers, token, pod.name) for pod in pods)
         )
         held = []
         for pod, answer in zip(pods, answers, strict=True):
@@ -178,7 +178,7 @@ class Drainer:
         token = view.pool.credentials.link_token
         answers = await asyncio.gather(
             *(
-                self._routers.drain(view.routers, token, pod.name, leave)
+                self._routers.drain_node(view.routers, token, pod.name, leave)
                 for pod, leave in zip(marked, leaves, strict=True)
             )
         )
@@ -192,7 +192,7 @@ class Drainer:
         self, view: DrainView, nodes: DeploymentNodes, victim: Victim, leave: LeaveTerms
     ) -> DrainWait | None:
         child = _pod_child(view, victim.pod)
-        problem = await self._annotate(mark(child.key, child.uid, view.now, victim.why, leave))
+        problem = await self._annotate(mark_body(child.key, child.uid, view.now, victim.why, leave))
         if problem:
             return DrainWait(problem)
         event = drain_event(nodes.role, victim.pod.name, victim.why, leave.replaced_by)
@@ -201,7 +201,7 @@ class Drainer:
 
     async def _unmark(self, view: DrainView, pod: ObservedPod) -> str:
         child = _pod_child(view, pod)
-        return await self._annotate(unmark(child.key, child.uid))
+        return await self._annotate(unmark_body(child.key, child.uid))
 
     async def _annotate(self, body: Manifest) -> str:
         """Apply the annotations. Return why the API server refused them, "" on success."""

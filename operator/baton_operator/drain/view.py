@@ -119,10 +119,10 @@ def leave_for(
         return LeaveTerms()
     limit_s = view.pool.spec.rollout.max_drain_seconds
     longest_s = limit_s or view.pool.spec.router.request_s
-    known = view.reports or {}
+    reports = view.reports or {}
     stay = [other.name for other in nodes.pods if other.ready and other.name not in going]
-    takers = view.kinds | {kind_of(known[name]) for name in stay if name in known}
-    if pod.name in known and kind_of(known[pod.name]) in takers:
+    takers = view.kinds | {kind_of(reports[name]) for name in stay if name in reports}
+    if pod.name in reports and kind_of(reports[pod.name]) in takers:
         return LeaveTerms(min(DRAIN_S, longest_s), nodes.replaced_by)
     return LeaveTerms(longest_s, nodes.replaced_by)
 

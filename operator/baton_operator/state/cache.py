@@ -57,7 +57,7 @@ class Cache:
             key: body.get("spec") or {} for key, body in self._pools.items() if self.pool_uid(key)
         }
 
-    def wake(self, key: PoolKey) -> None:
+    def wake_pool(self, key: PoolKey) -> None:
         """Have the pool reconciled although none of its objects changed."""
         self._changed(key)
 
@@ -74,7 +74,7 @@ class Cache:
         """Objects with the pool's label, regardless of their owner."""
         return dict(self._children.get(key, {}))
 
-    def unanswered(self) -> None:
+    def note_unanswered(self) -> None:
         """The API server did not answer a request."""
         self._unanswered_at = self._clock()
 
@@ -102,19 +102,19 @@ class Cache:
         """`listed`: from a listing, which is current even if its version is lower. `ours`: the
         answer to a request of ours, which needs no reconcile."""
         key = PoolKey(body["metadata"]["namespace"], body["metadata"]["name"])
-        known = self._pools.get(key)
-        if ours and known is None:
+        cached = self._pools.get(key)
+        if ours and cached is None:
             return  # the pool was deleted meanwhile
-        if known is not None and version_of(body) < version_of(known) and not listed:
+        if cached is not None and version_of(body) < version_of(cached) and not listed:
             return
         body["metadata"].pop("managedFields", None)
         self._pools[key] = body
-        if not ours and (known is None or version_of(body) != version_of(known)):
+        if not ours and (cached is None or version_of(body) != version_of(cached)):
             self._changed(key)
 
     def lose_pool(self, key: PoolKey, uid: str) -> None:
-        known = self._pools.get(key)
-        if known is not None and known["metadata"]["uid"] == uid:
+        cached = self._pools.get(key)
+        if cached is not None and cached["metadata"]["uid"] == uid:
             del self._pools[key]
             self._changed(key)
 
@@ -123,29 +123,29 @@ class Cache:
         needs no reconcile; then return that answer's content, even if the cache is newer."""
         child = read_child(body)
         pool = _pool_of(body)
-        known = self._children.get(pool, {}).get(child.key)
+        cached = self._children.get(pool, {}).get(child.key)
         if child.pod is not None:
-            before = known.pod if known is not None and known.uid == child.uid else None
+            before = cached.pod if cached is not None and cached.uid == child.uid else None
             pod = keep_first_seen(child.pod, before, self._clock())
             child = msgspec.structs.replace(child, pod=pod)
         if ours and pool not in self._pools:
             return child  # garbage collection deletes it with its pool
-        if known is not None and child.version < known.version and not listed:
-            return child if ours else known
+        if cached is not None and child.version < cached.version and not listed:
+            return child if ours else cached
         if ours:
-            if known is None or known.version != child.version:
+            if cached is None or cached.version != child.version:
                 self._unseen[child.key] = (child.version, self._clock())
         elif child.version >= self._unseen.get(child.key, (0, 0.0))[0]:
             self._unseen.pop(child.key, None)
         self._children.setdefault(pool, {})[child.key] = child
-        if child.differs(known) and not ours:
+        if child.differs(cached) and not ours:
             self._changed(pool)
         return child
 
     def lose_child(self, pool: PoolKey, key: ChildKey, uid: str) -> None:
         """Remove a child that was deleted or lost its label, unless another object has its name."""
-        known = self._children.get(pool, {}).get(key)
-        if known is None or known.uid != uid:
+        cached = self._children.get(pool, {}).get(key)
+        if cached is None or cached.uid != uid:
             return
         del self._children[pool][key]
         self._unseen.pop(key, None)
@@ -153,18 +153,18 @@ class Cache:
             del self._children[pool]
         self._changed(pool)
 
-    def compare(
-        self, kind: ObjectKind, listed: Iterable[Body], known: Mapping[ChildKey, CachedChild]
+    def compare_listing(
+        self, kind: ObjectKind, listed: Iterable[Body], cached: Mapping[ChildKey, CachedChild]
     ) -> list[ChildKey]:
         """Remove the children that a listing shows to be gone, because a watch misses deletions
-        while it is down. Return the keys that are newer than known, for the caller to read.
-        `listed`: metadata of all objects of `kind`. `known`: the children known before the listing
-        was requested."""
+        while it is down. Return the keys that are newer than cached, for the caller to read.
+        `listed`: metadata of all objects of `kind`. `cached`: the children in the cache before the
+        listing was requested."""
         versions = keys_of(kind, listed)
-        gone = known.keys() - versions.keys()
+        gone = cached.keys() - versions.keys()
         for pool, children in list(self._children.items()):
             for key in gone & children.keys():
-                self.lose_child(pool, key, known[key].uid)
+                self.lose_child(pool, key, cached[key].uid)
         for key, version in versions.items():
             # This listing confirms our write, as a watch would: some kinds may have no watch.
             if version >= self._unseen.get(key, (version + 1, 0.0))[0]:
@@ -172,10 +172,12 @@ class Cache:
         return [
             key
             for key, version in versions.items()
-            if key not in known or known[key].version < version
+            if key not in cached or cached[key].version < version
         ]
 
-    def of_kind(self, kind: ObjectKind, namespace: str | None) -> dict[ChildKey, CachedChild]:
+    def children_of_kind(
+        self, kind: ObjectKind, namespace: str | None
+    ) -> dict[ChildKey, CachedChild]:
         return {
             key: child
             for children in self._children.values()

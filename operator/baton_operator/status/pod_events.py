@@ -13,7 +13,7 @@ from collections.abc import Callable, Sequence
 
 import msgspec
 
-from baton_operator.kube.client import Api, ApiError, Unavailable
+from baton_operator.kube.client import Api, ApiError, ApiUnavailable
 from baton_operator.kube.kinds import EVENT
 from baton_operator.state.cache import PoolKey
 from baton_operator.state.observed import ObservedPod
@@ -80,7 +80,7 @@ class PodEvents:
             return unprepared_problem(
                 await self._api.list_where(EVENT, self._key.namespace, fields)
             )
-        except Unavailable as error:
+        except ApiUnavailable as error:
             logger.info("cannot read the events of pod %s/%s: %s", self._key.namespace, pod, error)
         except ApiError as error:
             if not self._refused:

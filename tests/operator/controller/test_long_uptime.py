@@ -22,7 +22,9 @@ from baton_operator.controller.pool_task import PoolTasks
 from baton_operator.controller.reconcile import PoolGone, Reconciler
 from baton_operator.metrics import Metrics
 from baton_operator.state.cache import Cache, PoolKey
-from baton_operator.state.index_reader import LOOK_S, IndexReader, Lookups
+from baton_operator.state.index_reader import IndexReader
+from baton_operator.state.index_timing import LOOK_S
+from baton_operator.state.lookups import Lookups
 from tests.operator.autoscaling.planner.test_learn import PRIOR, sample
 from tests.operator.autoscaling.test_looks import HEAVY, Operator
 from tests.operator.state.test_cache import pod, pool
@@ -103,14 +105,14 @@ class DeletedPool(Reconciler):
     """A pool that is deleted before its second reconcile."""
 
     def __init__(self, wake: Callable[[], None]) -> None:
-        self.wake = wake
+        self.wake_pool = wake
         self.left = 1
 
     async def reconcile(self) -> float | None:
         if not self.left:
             raise PoolGone
         self.left -= 1
-        self.wake()
+        self.wake_pool()
         return None
 
     async def poll_index(self) -> None:
@@ -127,7 +129,7 @@ async def test_no_task_of_a_deleted_pool_is_kept() -> None:
         if key not in existing:
             return None
         existing.discard(key)
-        return DeletedPool(partial(tasks.wake, key, 0.0))
+        return DeletedPool(partial(tasks.wake_pool, key, 0.0))
 
     tasks = PoolTasks(work_of, 4, Metrics(), asyncio.get_running_loop().time)
     running = asyncio.create_task(tasks.run(()))
@@ -136,7 +138,7 @@ async def test_no_task_of_a_deleted_pool_is_kept() -> None:
         for number in range(500):
             key = PoolKey("serving", f"pool-{stretch}-{number}")
             existing.add(key)
-            tasks.wake(key, 0.0)
+            tasks.wake_pool(key, 0.0)
             if number % 50 == 0:
                 await asyncio.sleep(0)
         looks.append(sizes(tasks))

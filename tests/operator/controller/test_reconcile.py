@@ -30,7 +30,7 @@ from baton_operator.controller.reconcile import (
 from baton_operator.controller.status_writer import StatusWriter
 from baton_operator.drain.drainer import Drainer
 from baton_operator.drain.routers import Routers
-from baton_operator.kube.client import Api, Conflict, Unavailable
+from baton_operator.kube.client import Api, ApiUnavailable, Conflict
 from baton_operator.kube.kinds import CHILDREN, POD, POOL, key_of, kind_of
 from baton_operator.metrics import Metrics
 from baton_operator.state.cache import Cache, PoolKey
@@ -82,7 +82,7 @@ class Harness:
             index=IndexPoller(KEY, api, IndexReader(clock), lambda: None, clock),
             scalers=Scalers(api, self.cache),
             planner=Autoscaler(KEY, self.cache, metrics, clock, lambda: self.now),
-            drainer=Drainer(api, self.cache, self.routers, status.tell, lambda: self.now),
+            drainer=Drainer(api, self.cache, self.routers, status.post_event, lambda: self.now),
             status=status,
             secret=secret,
             applier=Applier(KEY, uid, api, self.cache, secret, metrics),
@@ -510,7 +510,7 @@ async def test_a_new_operator_finishes_the_work_of_one_that_stopped_at_any_reque
         harness.apply()
         await harness.restart()
         harness.server.refuses = unavailable_after(harness.server, last)
-        with pytest.raises(Unavailable):
+        with pytest.raises(ApiUnavailable):
             await harness.look()
         harness.server.refuses = lambda method, path: 0
         await harness.restart()

@@ -26,7 +26,8 @@ from baton_operator.controller.index_poller import IndexPoller
 from baton_operator.kube.client import Api
 from baton_operator.kube.egress import Address, refusal
 from baton_operator.state.cache import PoolKey
-from baton_operator.state.index_reader import LOOKUPS, IndexReader, Lookups
+from baton_operator.state.index_reader import IndexReader
+from baton_operator.state.lookups import LOOKUPS, Lookups
 from baton_protocol.store import FetchReport, NodeReport
 from baton_protocol.wire import Codec
 from tests.operator.state.test_index_reader import LOCAL, LOGIN, PATIENT_S, external
@@ -423,7 +424,7 @@ async def test_lookups_that_never_end_do_not_delay_other_namespaces() -> None:
     def poller_of(pool: Pool, reader: IndexReader, answered: Callable[[], None]) -> IndexPoller:
         poller = IndexPoller(PoolKey(pool.namespace, pool.uid), api, reader, answered, monotonic)
         seen = observed(pool)
-        poller.follow(pool, seen, status_of(seen, pool))
+        poller.schedule_read(pool, seen, status_of(seen, pool))
         return poller
 
     async with foreign_server(replies(*[array_reply()] * 3)) as server:

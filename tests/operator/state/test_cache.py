@@ -161,23 +161,23 @@ def metadata_of(body: dict[str, Any]) -> dict[str, Any]:
 
 def test_a_listing_without_a_child_drops_it(cache: Cache, marked_pools: list[PoolKey]) -> None:
     cache.see_child(service(1))
-    assert cache.compare(SERVICE, [], cache.of_kind(SERVICE, None)) == []
+    assert cache.compare_listing(SERVICE, [], cache.children_of_kind(SERVICE, None)) == []
     assert not cache.children(KEY)
     assert marked_pools == [KEY, KEY]
 
 
 def test_a_listing_returns_new_and_newer_objects(cache: Cache) -> None:
     cache.see_child(service(1))
-    known = cache.of_kind(SERVICE, "ns")
+    known = cache.children_of_kind(SERVICE, "ns")
     other = service(7, name="another")
-    found = cache.compare(SERVICE, [metadata_of(service(2)), metadata_of(other)], known)
+    found = cache.compare_listing(SERVICE, [metadata_of(service(2)), metadata_of(other)], known)
     assert found == [key_of(service(2)), key_of(other)]
 
 
 def test_a_child_that_arrived_after_the_listing_began_stays(cache: Cache) -> None:
-    known = cache.of_kind(SERVICE, None)
+    known = cache.children_of_kind(SERVICE, None)
     cache.see_child(service(1))
-    cache.compare(SERVICE, [], known)
+    cache.compare_listing(SERVICE, [], known)
     assert cache.children(KEY)
 
 
@@ -196,7 +196,7 @@ def test_a_listing_confirms_a_write_like_a_watch_event(cache: Cache, clock: Cloc
     cache.see_pool(pool(1))
     cache.see_child(service(2), ours=True)
     clock.now = 7.0
-    cache.compare(SERVICE, [metadata_of(service(2))], cache.of_kind(SERVICE, None))
+    cache.compare_listing(SERVICE, [metadata_of(service(2))], cache.children_of_kind(SERVICE, None))
     assert cache.unseen_s() == 0.0
 
 
@@ -258,7 +258,7 @@ def test_a_silent_node_is_lost_at_once_unless_the_api_server_was_away(
     cache.see_child(silent_pod(2))
     assert not cache.settles(KEY)
     cache.see_child(ready_pod(3))
-    cache.unanswered()
+    cache.note_unanswered()
     assert not cache.settles(KEY)
     clock.now = 130.0
     cache.see_child(silent_pod(4))
@@ -274,12 +274,12 @@ def test_a_node_that_does_not_report_for_a_minute_is_lost(
 ) -> None:
     clock.now = 1000.0
     cache.see_child(ready_pod(1))
-    cache.unanswered()
+    cache.note_unanswered()
     cache.see_child(silent_pod(2))
     for after_s in range(0, 120, 5):
         clock.now = 1000.0 + after_s
         if failing:
-            cache.unanswered()
+            cache.note_unanswered()
         assert cache.settles(KEY) is (after_s < 60)
 
 

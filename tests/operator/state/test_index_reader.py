@@ -24,14 +24,12 @@ from baton_kvstore.embedded.redis_binary import find_redis_server
 from baton_kvstore.index.registry import Registry
 from baton_operator.api.pool import Pool
 from baton_operator.builders.credentials import acl_file
-from baton_operator.state.index_reader import (
+from baton_operator.state.index_reader import IndexReader, Login, index_url_of
+from baton_operator.state.index_timing import (
     FIRST_RETRY_S,
     LONGEST_RETRY_S,
-    IndexReader,
     LastQuery,
-    Login,
-    index_url_of,
-    next_question,
+    next_read_at,
     pause_s,
 )
 from baton_operator.state.observed import Departure, Observed
@@ -320,5 +318,5 @@ def test_the_pause_between_reads_depends_on_the_state_of_the_pool(
 
 
 def test_the_first_read_is_due_at_once_and_a_large_failure_count_does_not_overflow() -> None:
-    assert next_question(60.0, None) == 0.0
-    assert next_question(60.0, LastQuery(5.0, 100_000)) == 5.0 + LONGEST_RETRY_S
+    assert next_read_at(60.0, None) == 0.0
+    assert next_read_at(60.0, LastQuery(5.0, 100_000)) == 5.0 + LONGEST_RETRY_S

@@ -6,7 +6,7 @@ import asyncio
 from collections.abc import Mapping
 from typing import Any
 
-from baton_operator.kube.client import Api, Refused, Unavailable
+from baton_operator.kube.client import Api, ApiUnavailable, Refused
 from baton_operator.kube.kinds import ObjectKind
 from baton_operator.state.cache import PoolKey
 from baton_operator.state.observed import FirstSeen, ObservedPod
@@ -98,7 +98,7 @@ def test_events_are_listed_for_one_pod_of_each_component() -> None:
 
 
 def test_without_an_answer_a_pod_is_unchanged() -> None:
-    for error in (Unavailable("away"), Refused(403, "may not list events")):
+    for error in (ApiUnavailable("away"), Refused(403, "may not list events")):
         events = Events()
         events.error = error
         assert events.until(1020.0, unprepared()) == [("", "")]

@@ -18,8 +18,8 @@ def spec_effective_finding(view: View) -> Finding | None:
     if view.pool is None:
         last = view.last_condition(c.SPEC_EFFECTIVE.name)
         reasons = {reason.name: reason for reason in c.SPEC_EFFECTIVE.reasons}
-        known = reasons.get(last.reason) if last else None
-        return Finding(known, last.message) if last and known else None
+        current = reasons.get(last.reason) if last else None
+        return Finding(current, last.message) if last and current else None
     hints = [*_unused_gpus(view.pool), *_shared_hosts(view.observed)]
     if not hints:
         return Finding(c.FULL_EFFECT)
