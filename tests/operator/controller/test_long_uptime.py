@@ -27,7 +27,7 @@ from baton_operator.state.index_timing import LOOK_S
 from baton_operator.state.lookups import Lookups
 from tests.operator.autoscaling.planner.test_learn import PRIOR, sample
 from tests.operator.autoscaling.test_looks import HEAVY, Operator
-from tests.operator.state.test_cache import pod, pool
+from tests.operator.state.bodies import pod, pool
 from tests.support.clock import Clock
 from tests.support.growth import WEEK_S, YEAR_S, grown, nan_paths, sizes
 from tests.support.kubernetes.manifests import sample_pool

@@ -1,6 +1,6 @@
-"""Complete reconciles of a pool, from the API client to the status, with an API server in memory.
+"""The laws of the reconcile, from the API client to the status, with an API server in memory.
 
-tests/cluster/test_reconcile.py does the same with a real API server.
+tests/cluster/test_reconcile.py has what only a real API server shows.
 """
 
 from __future__ import annotations
@@ -320,20 +320,7 @@ CHANGES = (
         ("deployments/demo-router",),
         {"Updated": ("False", "RollingOut")},
     ),
-    Change(
-        "another client edits a port",
-        edit("Service", "kv-index", ports=[]),
-        ("services/demo-kv-index",),
-    ),
     Change("a service is deleted", delete("Service", "router"), ("services/demo-router",)),
-    Change(
-        "a policy is deleted", delete("NetworkPolicy", "decode"), ("networkpolicies/demo-decode",)
-    ),
-    Change(
-        "a Deployment of nodes is deleted",
-        delete("Deployment", "prefill"),
-        ("deployments/demo-prefill",),
-    ),
     Change(
         "a pause, and more routers",
         spec(paused=True, router={"replicas": 5}),
@@ -360,6 +347,28 @@ async def test_a_change_causes_only_these_writes(serving: Harness, change: Chang
     assert await serving.look() == [f"PATCH {child}" for child in change.writes]
     assert serving.verdicts() == before | change.verdicts
     assert await serving.look() == []
+
+
+async def test_a_paused_pool_is_brought_up_to_date_when_it_is_resumed(serving: Harness) -> None:
+    serving.apply(paused=True, router={"replicas": 5})
+    delete("Service", "router")(serving)
+    assert await serving.look() == []
+    [pool] = serving.named("InferencePool")
+    assert pool["status"]["observedGeneration"] == pool["metadata"]["generation"]
+    serving.apply(paused=False)
+    assert sorted(await serving.look()) == [
+        "PATCH deployments/demo-router",
+        "PATCH poddisruptionbudgets/demo-router",
+        "PATCH services/demo-router",
+    ]
+
+
+async def test_an_invalid_spec_is_forgotten_once_it_is_corrected(serving: Harness) -> None:
+    serving.apply(prefill={"replicas": -1}, router={"replicas": 2})
+    assert await serving.look() == []
+    serving.apply(prefill={"replicas": 1})
+    assert "PATCH deployments/demo-router" in await serving.look()
+    assert serving.verdict("Valid")[0] == "True"
 
 
 async def test_a_revision_that_never_served_is_deleted_when_there_is_a_newer_one(

@@ -21,7 +21,7 @@ from baton_operator.kube.kinds import ChildKey
 from baton_operator.names import DRAIN_S
 from baton_operator.state.observed import ObservedPod
 from baton_protocol.store import NodeReport
-from tests.operator.drain.test_victims import load, node
+from tests.operator.drain.surplus import load, node
 
 READY, UNREADY = node("a"), node("a", ready=False)
 REMOVABLE = None

@@ -11,6 +11,7 @@ from baton_operator.state.cache import Cache, PoolKey
 from baton_operator.state.child import digest_of
 from baton_operator.state.observed import FirstSeen
 from baton_operator.state.watch import Backoffs
+from tests.operator.state.bodies import pod, pool, service
 from tests.support.clock import Clock
 from tests.support.kubernetes.pod_bodies import RUNNING, THEN, container
 from tests.support.kubernetes.pod_bodies import pod as pod_body
@@ -34,44 +35,9 @@ def cache(marked_pools: list[PoolKey], clock: Clock) -> Cache:
     return Cache(marked_pools.append, clock)
 
 
-def service(version: int, port: int = 1, uid: str = "u", **metadata: Any) -> dict[str, Any]:
-    labels = {"baton.dev/pool": "pool", "baton.dev/component": "router"}
-    own = {"name": "pool-router", "namespace": "ns", "uid": uid, "labels": labels}
-    return {
-        "apiVersion": "v1",
-        "kind": "Service",
-        "metadata": {**own, "resourceVersion": str(version), **metadata},
-        "spec": {"ports": [{"port": port}]},
-        "status": {},
-    }
-
-
-def pool(version: int, uid: str = "u") -> dict[str, Any]:
-    metadata = {"name": "pool", "namespace": "ns", "uid": uid, "resourceVersion": str(version)}
-    return {"metadata": metadata, "spec": {}}
-
-
 def test_a_new_child_marks_its_pool(cache: Cache, marked_pools: list[PoolKey]) -> None:
     cache.see_child(service(1))
     assert marked_pools == [KEY]
-
-
-def pod(version: int, *, ready: bool, uid: str = "p", **annotations: str) -> dict[str, Any]:
-    """Return a pod whose timestamps are decades away from the operator's clock."""
-    labels = {"baton.dev/pool": "pool", "baton.dev/component": "decode"}
-    metadata = {"name": "pool-decode-0", "namespace": "ns", "uid": uid, "labels": labels}
-    condition = {
-        "type": "Ready",
-        "status": str(ready),
-        "lastTransitionTime": f"19{ready:d}0-01-01",
-    }
-    return {
-        "apiVersion": "v1",
-        "kind": "Pod",
-        "metadata": {**metadata, "resourceVersion": str(version), "annotations": annotations},
-        "spec": {"containers": []},
-        "status": {"phase": "Running", "conditions": [condition]},
-    }
 
 
 def test_the_age_of_a_pod_s_state_counts_from_when_the_operator_first_saw_it(
