@@ -17,13 +17,11 @@ from prometheus_client.process_collector import ProcessCollector
 
 Result = Literal["done", "invalid", "refused", "conflict", "throttled", "unavailable", "error"]
 _BUCKETS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0)
-
-
 SILENCE_S = 30.0  # seconds without a request after which a scraper's connection is closed
 
 
 class Metrics:
-    """The metrics of one operator. Their names start with `baton_operator_`."""
+    """The metrics of one operator. Their names start with baton_operator_."""
 
     def __init__(self) -> None:
         self.registry = registry = CollectorRegistry()
@@ -99,17 +97,17 @@ class Metrics:
         for reason in self._reasons.pop(pool, set()):
             self._decisions.remove(pool, reason)
 
-    def reconciled(self, result: Result) -> None:
+    def count_reconcile(self, result: Result) -> None:
         self._reconciles.labels(result).inc()
 
-    def requested(self, verb: str, code: str) -> None:
+    def count_request(self, verb: str, code: str) -> None:
         self._requests.labels(verb, code).inc()
 
-    def wrote(self, act: Literal["apply", "delete", "patch"], kind: str) -> None:
+    def count_write(self, act: Literal["apply", "delete", "patch"], kind: str) -> None:
         self._children.labels(act, kind).inc()
 
-    def leads(self, leads: bool) -> None:
-        self._leader.set(leads)
+    def set_leading(self, leading: bool) -> None:
+        self._leader.set(leading)
 
     def observe(
         self,

@@ -45,7 +45,7 @@ from tests.cluster.machine.disk import node_disk
 from tests.cluster.machine.programs import built_programs, print_progress
 from tests.cluster.machine.sweep import free_slot
 from tests.cluster.operators import ApiClient, Operator, Pool, print_log
-from tests.operator.state.test_index_reader import redis_server
+from tests.operator.index_servers import redis_server
 from tests.support.kubernetes.operator import NAMESPACE, uninstall_operator
 from tests.support.kubernetes.specs import SIM_UP
 from tests.support.needs import needs

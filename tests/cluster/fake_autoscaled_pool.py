@@ -21,7 +21,7 @@ from baton_operator.autoscaling.planner.records import Reason
 from baton_protocol.store import RouterReport
 from tests.cluster.fake_pool import ROLES, FakePool
 from tests.cluster.operators import Body, Pool, until
-from tests.operator.state.test_index_reader import PASSWORD
+from tests.operator.index_servers import PASSWORD
 
 REPORT_EVERY_S = 0.5
 TTL_S = 5.0

@@ -24,7 +24,7 @@ from baton_operator.names import ROUTER_PORT
 from baton_protocol.ids import Fingerprint
 from baton_protocol.store import NodeLoad, NodeState, Role
 from tests.cluster.operators import Body, Pool, until
-from tests.operator.state.test_index_reader import PASSWORD
+from tests.operator.index_servers import PASSWORD
 from tests.support.nodes.fake_node import make_report
 
 SECRET = "index-login"

@@ -10,8 +10,8 @@ from typing import Annotated, Any, NamedTuple
 
 import msgspec
 
-from baton_operator.api.fields import Record
-from baton_operator.api.pool import PoolSpec
+from baton_operator.api.record import Record
+from baton_operator.api.spec import PoolSpec
 
 Spec = dict[str, Any]
 Where = tuple[str, str]  # kind, component

@@ -15,16 +15,10 @@ import pytest
 import yaml
 
 from baton_operator.api.crd import COLUMNS, DEFINITIONS, WIDE
-from baton_operator.api.fields import quantity_bytes
-from baton_operator.api.pool import read_spec
-from baton_operator.api.status import (
-    Condition,
-    ModelStatus,
-    OperatorStatus,
-    PoolStatus,
-    RoleStatus,
-    stamp,
-)
+from baton_operator.api.resources import quantity_bytes
+from baton_operator.api.spec_reader import read_spec
+from baton_operator.api.status import Condition, ModelStatus, OperatorStatus, PoolStatus, RoleStatus
+from baton_operator.api.times import stamp
 from baton_operator.kube.kinds import POOL
 from baton_operator.names import API_VERSION, POOL_KIND
 from baton_protocol.model_source import parse_source

@@ -9,34 +9,27 @@ from typing import Any, NamedTuple
 import pytest
 
 from baton_operator.api.crd import crd
-from baton_operator.names import API_VERSION, POOL_KIND
+from tests.cluster.applied_pools import Json, apply, pool, write_status
 from tests.cluster.crd_cases import DATA, SIM, external
 from tests.cluster.installed import definition
 from tests.cluster.machine.client import CommandFailed, Kubernetes
 
-Json = dict[str, Any]
+# Other fields that paths in ATOMIC require.
+REQUIRED: dict[str, Json] = {
+    "model.secretRef": {"model": {"uri": "hf://a/b"}},
+    "autoscaling.schedules": {"autoscaling": {"mode": "external"}},
+    "kvStore.external": {"kvStore": {"external": {"indexUrl": "redis://index"}}},
+}
+DUPLICATES = (
+    ("router.httpRoute.parentRefs", [{"name": "a"}, {"name": "a", "namespace": ""}]),
+    ("router.httpRoute", {"parentRefs": [{"name": "a"}], "hostnames": ["a.b", "a.b"]}),
+)
 
 
 @pytest.fixture(scope="module")
 def cluster(control_plane: Kubernetes) -> Iterator[Kubernetes]:
     with definition(control_plane, crd()):
         yield control_plane
-
-
-def pool(name: str, spec: Json | None) -> Json:
-    body = {"apiVersion": API_VERSION, "kind": POOL_KIND, "metadata": {"name": name}}
-    return body if spec is None else body | {"spec": spec}
-
-
-def apply(cluster: Kubernetes, namespace: str, manager: str, spec: Json, *args: str) -> Json:
-    """Apply `spec` server-side as all fields of this manager; return the pool's whole spec."""
-    body = pool("demo", spec)
-    command = ("apply", "--server-side", f"--field-manager={manager}", "-n", namespace)
-    stored = json.loads(
-        cluster.kubectl(*command, *args, "-f", "-", "-o", "json", stdin=json.dumps(body))
-    )
-    spec_now: Json = stored["spec"]
-    return spec_now
 
 
 def value_at(value: Any, path: str) -> Any:
@@ -110,12 +103,6 @@ ATOMIC = (
         [{"from": "09:00", "to": "17:00"}],
     ),
 )
-# Other fields that paths in ATOMIC require.
-REQUIRED: dict[str, Json] = {
-    "model.secretRef": {"model": {"uri": "hf://a/b"}},
-    "autoscaling.schedules": {"autoscaling": {"mode": "external"}},
-    "kvStore.external": {"kvStore": {"external": {"indexUrl": "redis://index"}}},
-}
 
 
 @pytest.mark.parametrize(("path", "first", "second"), ATOMIC, ids=[path for path, *_ in ATOMIC])
@@ -148,12 +135,6 @@ def merged(one: Json, other: Json) -> Json:
     return result
 
 
-DUPLICATES = (
-    ("router.httpRoute.parentRefs", [{"name": "a"}, {"name": "a", "namespace": ""}]),
-    ("router.httpRoute", {"parentRefs": [{"name": "a"}], "hostnames": ["a.b", "a.b"]}),
-)
-
-
 @pytest.mark.parametrize(("path", "value"), DUPLICATES, ids=[path for path, _ in DUPLICATES])
 def test_duplicate_items_of_a_shared_list_are_refused(
     cluster: Kubernetes, namespace: str, path: str, value: Any
@@ -162,11 +143,6 @@ def test_duplicate_items_of_a_shared_list_are_refused(
     with pytest.raises(CommandFailed) as caught:
         cluster.kubectl("create", "-n", namespace, "-f", "-", stdin=json.dumps(body))
     assert "Duplicate value" in caught.value.error
-
-
-def write_status(cluster: Kubernetes, namespace: str, status: Json) -> None:
-    args = ("patch", "bpool/demo", "-n", namespace, "--subresource=status", "--type=merge")
-    cluster.kubectl(*args, "-p", json.dumps({"status": status}))
 
 
 @pytest.mark.parametrize(

@@ -10,10 +10,10 @@ from typing import Any
 import yaml
 
 from baton_operator.api.crd import crd
+from tests.cluster.applied_pools import Json, apply, pool, write_status
 from tests.cluster.crd_cases import SIM
 from tests.cluster.installed import definition, established
 from tests.cluster.machine.client import CommandFailed, Kubernetes
-from tests.cluster.test_crd_appliers import Json, apply, pool, write_status
 
 SERVED_S = 120.0
 LATER = "2026-01-02T00:00:00Z"

@@ -10,7 +10,9 @@ from typing import Any, NamedTuple, TypeVar
 
 import pytest
 
-from baton_operator.state.observed import ObservedPod, read_pod, read_workload, unprepared_problem
+from baton_operator.state.observed import ObservedPod
+from baton_operator.state.pod_problem import unprepared_problem
+from baton_operator.state.readers import read_pod, read_workload
 from tests.cluster.machine.client import Kubernetes
 from tests.cluster.machine.images import SIM_IMAGE
 from tests.support.needs import needs

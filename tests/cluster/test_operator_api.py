@@ -16,10 +16,10 @@ import pytest
 from baton_operator.kube.client import (
     FIELD_MANAGER,
     Api,
+    ApiUnavailable,
     Conflict,
     Refused,
     TooManyRequests,
-    Unavailable,
 )
 from baton_operator.kube.connection import load
 from baton_operator.kube.kinds import CHILDREN, HTTP_ROUTE, SECRET, ChildKey, key_of
@@ -200,6 +200,6 @@ async def test_a_failing_server_is_unavailable(
     with FaultProxy(control_plane.kubeconfig, tmp_path) as proxy:
         proxy.watch(lambda call: Answer(status))
         api = await client(proxy.kubeconfig)
-        with pytest.raises(Unavailable, match=str(status)):
+        with pytest.raises(ApiUnavailable, match=str(status)):
             await api.apply(service(namespace))
         await api.close()

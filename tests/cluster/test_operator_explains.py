@@ -17,7 +17,7 @@ import pytest
 from baton_cli.commands.up import reserve_port
 from tests.cluster.machine.client import Kubernetes
 from tests.cluster.operators import SIM, ApiClient, Operator, Pool, until
-from tests.operator.state.test_index_reader import redis_server
+from tests.operator.index_servers import redis_server
 
 EXPLAINED_S = 30.0  # the promise; what is explained takes 1 to 3 s
 TORCH = {"engine": {"kind": "torch"}, "model": {"path": "/models/m"}}
@@ -198,17 +198,6 @@ def test_a_spec_that_cannot_work_is_explained_within_30_seconds(
 
 def says(pool: Pool, kind: str, words: str) -> bool:
     return words in pool.condition(kind).get("message", "")
-
-
-def test_a_foreign_secret_is_explained(
-    operator: Operator, plane: Kubernetes, api_client: ApiClient, where: str
-) -> None:
-    plane.kubectl("create", "secret", "generic", "mine-auth", "--from-literal=a=b", "-n", where)
-    pool = Pool(plane, api_client, where, "mine")
-    pool.apply(SIM)
-    words = "Secret mine-auth: 409: an object with this name exists and does not belong"
-    until(partial(says, pool, "Applied", words), words, EXPLAINED_S)
-    pool.delete()
 
 
 def test_two_pools_with_one_ingress_host_both_say_so(

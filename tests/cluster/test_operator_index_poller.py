@@ -19,7 +19,7 @@ from baton_operator.kube.connection import load
 from baton_operator.state.cache import PoolKey
 from baton_operator.state.index_reader import IndexReader
 from tests.cluster.machine.client import Kubernetes
-from tests.operator.state.test_index_reader import LOCAL, PASSWORD, external, redis_server, register
+from tests.operator.index_servers import LOCAL, PASSWORD, external, redis_server, register
 from tests.support.planner import observations as o
 from tests.support.planner.observations import observed, status_of
 
@@ -40,7 +40,7 @@ class Pollers:
         answered = partial(self.answered.put_nowait, key)
         reader = IndexReader(monotonic, networks=LOCAL)
         poller = IndexPoller(key, self.api, reader, answered, monotonic)
-        poller.follow(pool, observed(pool), status_of(observed(pool), pool))
+        poller.schedule_read(pool, observed(pool), status_of(observed(pool), pool))
         self.tasks[key] = asyncio.create_task(poller.run())
         return poller
 

@@ -76,10 +76,10 @@ async def test_the_first_replica_takes_the_lease_and_the_second_waits(
     api: Api, proxy: FaultProxy, control_plane: Kubernetes, namespace: str, clock: Clock
 ) -> None:
     async with asyncio.timeout(WAIT_S):
-        await lease(api, namespace, "first", clock).hold()
+        await lease(api, namespace, "first", clock).acquire_lease()
         assert holder(control_plane, namespace) == "first"
         before = count_calls(proxy, namespace, "GET")
-        waiting = asyncio.create_task(lease(api, namespace, "second", clock).hold())
+        waiting = asyncio.create_task(lease(api, namespace, "second", clock).acquire_lease())
         # A third read shows that the second one was answered and that the lease was not taken.
         while count_calls(proxy, namespace, "GET") < before + 3:
             assert not waiting.done()
@@ -92,8 +92,8 @@ async def test_the_second_replica_takes_a_lease_that_is_not_renewed_for_its_dura
     api: Api, control_plane: Kubernetes, namespace: str, clock: Clock
 ) -> None:
     first, second = (lease(api, namespace, name, clock) for name in ("first", "second"))
-    await first.hold()
-    waiting = asyncio.create_task(second.hold())
+    await first.acquire_lease()
+    waiting = asyncio.create_task(second.acquire_lease())
     async with asyncio.timeout(WAIT_S):
         # The second replica counts the duration from its first read.
         while not waiting.done():
@@ -101,17 +101,17 @@ async def test_the_second_replica_takes_a_lease_that_is_not_renewed_for_its_dura
             clock.now += DURATION_S + 1
         await waiting
         assert holder(control_plane, namespace) == "second"
-        await first.keep()  # it returns, because another replica leads
+        await first.renew_until_lost()  # it returns, because another replica leads
 
 
 async def test_a_released_lease_is_free_at_once(
     api: Api, control_plane: Kubernetes, namespace: str, clock: Clock
 ) -> None:
     first, second = (lease(api, namespace, name, clock) for name in ("first", "second"))
-    await first.hold()
-    await first.release()
+    await first.acquire_lease()
+    await first.release_lease()
     async with asyncio.timeout(WAIT_S):
-        await second.hold()
+        await second.acquire_lease()
     assert holder(control_plane, namespace) == "second"
 
 
@@ -121,11 +121,11 @@ async def test_a_leader_that_cannot_renew_stops_before_its_lease_is_free(
 ) -> None:
     clock = RunningClock()
     first = lease(api, namespace, "first", clock)
-    await first.hold()
+    await first.acquire_lease()
     start = clock()
     proxy.watch(lambda call: fault)
     running = asyncio.create_task(clock.run())
-    keeping = asyncio.create_task(first.keep())
+    keeping = asyncio.create_task(first.renew_until_lost())
     await asyncio.sleep(0.5)
     # After this jump, an overlong wait for an answer would end after the lease.
     clock.now += 2.9
@@ -142,8 +142,8 @@ async def test_a_leader_keeps_a_lease_that_it_renews(
     api: Api, proxy: FaultProxy, namespace: str, clock: Clock
 ) -> None:
     first = lease(api, namespace, "first", clock)
-    await first.hold()
-    keeping = asyncio.create_task(first.keep())
+    await first.acquire_lease()
+    keeping = asyncio.create_task(first.renew_until_lost())
     async with asyncio.timeout(WAIT_S):
         # Four times 4 s are longer than the lease.
         for _ in range(4):

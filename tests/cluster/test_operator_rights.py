@@ -8,7 +8,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from baton_operator.controller.reconcile import SECRET_S, UNREADY_AGAIN_S
+from baton_operator.controller.pool_secret import SECRET_S
+from baton_operator.controller.reconcile import UNREADY_AGAIN_S
 from baton_operator.kube.permissions import CLUSTER_RULES, LEASE_RULES, POOL_RULES, PermissionRule
 from tests.cluster.machine.client import Kubernetes
 from tests.cluster.operators import SIM, Operator, Pool, until

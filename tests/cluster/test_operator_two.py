@@ -54,18 +54,3 @@ def test_a_second_installation_leaves_pools_alone_and_both_say_so(
                 lambda: pool.child("Deployment", "decode")["spec"]["replicas"] == 2,
                 "the first operator's edit",
             )
-
-
-def test_an_operator_that_restarts_continues_at_once(
-    plane: Kubernetes, pool: Pool, tmp_path: Path
-) -> None:
-    with Operator(plane.kubeconfig, tmp_path, system="team-a") as one:
-        pool.apply(SIM)
-        until(lambda: pool.condition("Applied").get("status") == "True", "the operator")
-        one.kill()
-        pool.patch({"router": {"replicas": 2}})
-        one.start()
-        until(
-            lambda: pool.child("Deployment", "router")["spec"]["replicas"] == 2,
-            "the edit",
-        )

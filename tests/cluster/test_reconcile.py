@@ -1,4 +1,9 @@
-"""The operator as a process against a real API server: the children that it creates and keeps."""
+"""The operator as a process against a real API server: the children that it creates and keeps.
+
+Here is what only a real server shows: which edits reach which children, that each kind is watched
+and repaired, fields of other managers, garbage collection, Secrets, log and probes. The laws of the
+reconcile are in tests/operator/controller/test_reconcile.py.
+"""
 
 from __future__ import annotations
 
@@ -12,7 +17,8 @@ from urllib.request import urlopen
 import pytest
 
 from baton_operator.api.crd import crd, scaler_crd
-from baton_operator.controller.reconcile import SECRET_S, UNREADY_AGAIN_S
+from baton_operator.controller.pool_secret import SECRET_S
+from baton_operator.controller.reconcile import UNREADY_AGAIN_S
 from tests.cluster.field_edits import EDITS, FIELDS_WITHOUT_CHILDREN, Edit, fields
 from tests.cluster.installed import definition
 from tests.cluster.machine.client import Kubernetes
@@ -226,10 +232,10 @@ class TamperedPool(NamedTuple):
 def tampered(
     operator: Operator, control_plane: Kubernetes, api_client: ApiClient
 ) -> Iterator[dict[str, TamperedPool]]:
-    """Three pools at once, because the operator rereads a Secret only after half a minute."""
+    """Two pools at once, because the operator rereads a Secret only after half a minute."""
     namespace, pools = control_plane.new_namespace(), dict[str, TamperedPool]()
     try:
-        for name in ("drifted", "deleted", "damaged"):
+        for name in ("drifted", "damaged"):
             pool = Pool(control_plane, api_client, namespace, name)
             create(pool)
             secret, status = pool.one(f"Secret/{name}-auth"), pool.body()["status"]
@@ -249,7 +255,6 @@ def tamper(tampered: dict[str, TamperedPool]) -> None:
         args = ("--type=merge", f"--patch={patch}", "-o", "json")
         output = tampered[name].pool.kubectl("patch", "secret", f"{name}-auth", *args)
         assert json.loads(output)["data"] != tampered[name].before["data"]
-    tampered["deleted"].pool.kubectl("delete", "secret", "deleted-auth")
 
 
 def test_drift_of_the_secret_is_repaired_at_the_next_read(
@@ -257,19 +262,6 @@ def test_drift_of_the_secret_is_repaired_at_the_next_read(
 ) -> None:
     one = tampered["drifted"]
     until(lambda: desired(one.secret()) == desired(one.before), "the repair", SECRET_REPAIR_S)
-
-
-def test_a_deleted_secret_is_recreated_with_its_values_and_no_pod_is_replaced(
-    tampered: dict[str, TamperedPool],
-) -> None:
-    one = tampered["deleted"]
-    until(one.secret, "the new one", SECRET_REPAIR_S)
-    assert one.secret()["data"] == one.before["data"]
-    # Once a later edit is applied, all earlier work of the operator is done.
-    one.pool.patch({"router": {"replicas": 2}})
-    until(lambda: one.pool.child("Deployment", "router")["spec"]["replicas"] == 2, "the edit")
-    assert one.pool.body()["status"]["revision"] == one.revision
-    assert one.secret()["data"] == one.before["data"]
 
 
 def test_a_damaged_secret_gets_new_values_and_the_pods_roll(
@@ -298,28 +290,6 @@ def test_fields_of_other_managers_are_left_alone(pool: Pool) -> None:
     assert router["spec"]["revisionHistoryLimit"] == 3
 
 
-def test_a_foreign_object_of_the_same_name_is_not_taken_over(pool: Pool) -> None:
-    pool.kubectl("create", "service", "clusterip", "pool-router", "--tcp=80:80")
-    pool.apply(SIM)
-    until(lambda: pool.condition("Applied").get("status") == "False", "condition Applied")
-    assert "pool-router" in pool.condition("Applied")["message"]
-    service = json.loads(pool.kubectl("get", "service", "pool-router", "-o", "json"))
-    assert "ownerReferences" not in service["metadata"]
-    pool.kubectl("delete", "service", "pool-router")
-    until(lambda: pool.condition("Applied")["status"] == "True", "condition Applied")
-
-
-def test_no_workload_is_created_before_its_network_policies(pool: Pool) -> None:
-    peers = [{"ipBlock": {"cidr": "nowhere"}}]
-    pool.apply({**SIM, "networkPolicy": {"clients": peers}})
-    until(lambda: pool.condition("Applied").get("status") == "False", "condition Applied")
-    assert "NetworkPolicy pool-router" in pool.condition("Applied")["message"]
-    assert {name.partition("/")[0] for name in pool.children()} <= {"Secret", "NetworkPolicy"}
-    pool.apply(SIM)
-    until(lambda: pool.condition("Applied")["status"] == "True", "condition Applied")
-    assert pool.child("Deployment", "router")
-
-
 def test_a_deleted_pool_leaves_no_children(pool: Pool) -> None:
     create(pool)
     pool.delete()
@@ -329,51 +299,6 @@ def test_a_deleted_pool_leaves_no_children(pool: Pool) -> None:
         return pool.kubectl("get", kinds, "-o", "name")
 
     until(lambda: not left().strip(), "the end of all children")
-
-
-def test_a_paused_pool_is_not_changed(pool: Pool) -> None:
-    create(pool)
-    pool.patch({"paused": True})
-    until(lambda: pool.condition("Applied")["reason"] == "Paused", "condition Applied")
-    pool.patch({"router": {"replicas": 5}})
-    pool.kubectl("delete", "service", "pool-router")
-    generation = pool.body()["metadata"]["generation"]
-    until(
-        lambda: pool.body()["status"]["observedGeneration"] == generation, "the observed generation"
-    )
-    assert pool.child("Deployment", "router")["spec"]["replicas"] == 1
-    assert not pool.child("Service", "router")
-    pool.patch({"paused": False})
-    until(lambda: pool.child("Service", "router"), "the service")
-    until(lambda: pool.child("Deployment", "router")["spec"]["replicas"] == 5, "the edit")
-
-
-def test_an_invalid_pool_has_the_condition_and_keeps_its_children(pool: Pool) -> None:
-    before = create(pool)
-    wrong = {"metadata": {"labels": {"baton.dev/component": "mine"}}}
-    pool.patch({"prefill": {"podTemplate": wrong}, "router": {"replicas": 2}})
-    until(lambda: pool.condition("Valid").get("status") == "False", "condition Valid")
-    assert "podTemplate" in pool.condition("Valid")["message"]
-    assert pool.children().keys() == before.keys()
-    assert pool.child("Deployment", "router")["spec"]["replicas"] == 1
-    pool.apply({**SIM, "router": {"replicas": 2}})
-    until(lambda: pool.condition("Valid")["status"] == "True", "condition Valid")
-    until(lambda: pool.child("Deployment", "router")["spec"]["replicas"] == 2, "the edit")
-
-
-def test_a_revision_that_never_served_is_removed_at_once(pool: Pool) -> None:
-    create(pool)
-    old = pool.body()["status"]["revision"]
-    pool.patch({"engine": {"blockSize": 32}})
-    until(lambda: not _children_of_revision(pool, old), "the first revision's end")
-
-
-def _children_of_revision(pool: Pool, revision: str) -> list[Body]:
-    return [
-        child
-        for child in pool.children().values()
-        if child["metadata"]["labels"].get("baton.dev/revision") == revision
-    ]
 
 
 def test_no_secret_value_is_in_log_status_events_or_other_children(

@@ -6,83 +6,22 @@ field that the user leaves out has a default here, or turns its feature off.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from typing import Annotated, ClassVar, Literal, get_args
-from zoneinfo import ZoneInfo
+from typing import Annotated, ClassVar, Literal
 
-from msgspec import Meta, field
+from msgspec import Meta
 
-from baton_operator.api.fields import (
-    MOST_NODES,
-    CelRule,
-    Quantity,
-    Record,
-    check_quantity,
-    matches,
-    quoted,
-    ruled,
-)
+from baton_operator.api.autoscaling_rules import ratio_rules, window_rules
+from baton_operator.api.cel import CelRule
+from baton_operator.api.decimals import Decimal, check_decimal, number_cel
+from baton_operator.api.fields import MOST_NODES
+from baton_operator.api.record import Record
+from baton_operator.api.resources import Quantity, check_quantity
+from baton_operator.api.schedules import ScheduleSpec
 from baton_protocol.store import ROLES, Role
 
 PlannedMode = Literal["auto", "advise"]
 Mode = Literal[PlannedMode, "external"]
 RoleMode = Literal["external"]
-Day = Literal["Mon", "Tue", "Wed", "Thu", "Fri", "Sat", "Sun"]
-DAYS: tuple[Day, ...] = get_args(Day)
-
-_DECIMAL = r"[0-9]{1,4}(\.[0-9]{1,3})?"
-# Strings are allowed because the Kubernetes API conventions advise against floating-point numbers.
-Decimal = Annotated[
-    int | Annotated[str, Meta(max_length=8)],
-    ruled(
-        CelRule(
-            f"string(self).matches({quoted(f'^{_DECIMAL}$')})",
-            'not a decimal; write a number as a text, such as "0.5" or "2"',
-        )
-    ),
-]
-Clock = Annotated[
-    str,
-    ruled(
-        CelRule(
-            matches("([01][0-9]|2[0-3]):[0-5][0-9]"),
-            'not a time of day; write "00:00" to "23:59"',
-        ),
-        max_length=5,
-    ),
-]
-TimeZone = Annotated[
-    str,
-    ruled(
-        CelRule(
-            matches("[A-Za-z0-9_+-]+(/[A-Za-z0-9_+-]+)*"),
-            "not a time zone; write one of the tz database, such as Europe/Berlin or UTC",
-        ),
-        max_length=64,
-    ),
-]
-
-
-def _number(path: str) -> str:
-    """CEL that converts a Decimal to a number. The Decimal's own rule rejects anything else."""
-    return f"double(string(self.{path}))"
-
-
-def minutes_of(name: str, clock: str) -> int:
-    """Minutes since midnight. Raise ValueError if `clock` is not a time of day."""
-    hours, _, minutes = clock.partition(":")
-    if not (hours.isdecimal() and minutes.isdecimal() and int(hours) < 24 and int(minutes) < 60):
-        raise ValueError(f'{name}: {clock!r} is not a time of day; write "00:00" to "23:59"')
-    return 60 * int(hours) + int(minutes)
-
-
-def _check_decimal(name: str, number: int | str | None) -> None:
-    try:
-        float(number or 0)
-    except ValueError as error:
-        raise ValueError(
-            f'{name}: {number!r} is not a decimal; write a number as a text, such as "0.5"'
-        ) from error
 
 
 class TargetsSpec(Record, frozen=True, kw_only=True):
@@ -148,12 +87,12 @@ class RatioSpec(Record, frozen=True, kw_only=True):
 
     rules: ClassVar[tuple[CelRule, ...]] = (
         CelRule(
-            f"!has(self.max) || {_number('max')} > 0.0",
+            f"!has(self.max) || {number_cel('max')} > 0.0",
             "0 allows no prefill node; write a number above 0",
             field=".max",
         ),
         CelRule(
-            f"!has(self.min) || !has(self.max) || {_number('min')} <= {_number('max')}",
+            f"!has(self.min) || !has(self.max) || {number_cel('min')} <= {number_cel('max')}",
             "above max; write a min that is at most max",
             field=".min",
         ),
@@ -169,8 +108,8 @@ class RatioSpec(Record, frozen=True, kw_only=True):
     ) = None
 
     def __post_init__(self) -> None:
-        _check_decimal("min", self.min)
-        _check_decimal("max", self.max)
+        check_decimal("min", self.min)
+        check_decimal("max", self.max)
 
 
 class ScaleUpSpec(Record, frozen=True, kw_only=True):
@@ -179,7 +118,7 @@ class ScaleUpSpec(Record, frozen=True, kw_only=True):
     rules: ClassVar[tuple[CelRule, ...]] = (
         CelRule(
             # The API server also checks the default object {}, before `factor` has its default.
-            f"!has(self.factor) || {_number('factor')} > 1.0",
+            f"!has(self.factor) || {number_cel('factor')} > 1.0",
             "a factor of 1 or less adds no nodes; write a number above 1",
             field=".factor",
         ),
@@ -199,7 +138,7 @@ class ScaleUpSpec(Record, frozen=True, kw_only=True):
     ] = 2
 
     def __post_init__(self) -> None:
-        _check_decimal("factor", self.factor)
+        check_decimal("factor", self.factor)
 
 
 class ScaleDownSpec(Record, frozen=True, kw_only=True):
@@ -221,172 +160,6 @@ class ScaleDownSpec(Record, frozen=True, kw_only=True):
             description="Maximum number of nodes of a role removed in one step.",
         ),
     ] = 1
-
-
-class ScheduleBounds(Record, frozen=True, kw_only=True):
-    """A role's bounds while a schedule is active."""
-
-    rules: ClassVar[tuple[CelRule, ...]] = (
-        CelRule(
-            "!has(self.min) || !has(self.max) || self.min <= self.max",
-            "above max; write a min that is at most max",
-            field=".min",
-        ),
-    )
-
-    min: (
-        Annotated[
-            int,
-            Meta(
-                ge=0,
-                le=MOST_NODES,
-                description=(
-                    "Minimum number of nodes while the window applies, if higher than the "
-                    "usual minimum."
-                ),
-            ),
-        ]
-        | None
-    ) = None
-    max: (
-        Annotated[
-            int,
-            Meta(
-                ge=0,
-                le=MOST_NODES,
-                description=(
-                    "Maximum number of nodes while the window applies, if lower than the usual "
-                    "maximum."
-                ),
-            ),
-        ]
-        | None
-    ) = None
-
-
-class ScheduleSpec(Record, frozen=True, kw_only=True):
-    """A daily time window with its own bounds."""
-
-    days: Annotated[
-        tuple[Day, ...],
-        Meta(max_length=7, description="Days on which the window starts. Empty: every day."),
-    ] = ()
-    begin: Annotated[Clock, Meta(description="Time of day at which the window starts.")] = field(
-        name="from"
-    )
-    end: Annotated[
-        Clock,
-        Meta(
-            description="Time of day at which the window ends. It ends on the next day if this is"
-            " not after `from`."
-        ),
-    ] = field(name="to")
-    time_zone: Annotated[
-        TimeZone, Meta(description="Time zone of `from` and `to`, from the tz database.")
-    ] = "UTC"
-    prefill: ScheduleBounds | None = None
-    decode: ScheduleBounds | None = None
-
-    def __post_init__(self) -> None:
-        minutes_of("from", self.begin)
-        minutes_of("to", self.end)
-        try:
-            ZoneInfo(self.time_zone)
-        except (KeyError, ValueError, OSError) as error:
-            raise ValueError(
-                f"timeZone: {self.time_zone!r} is not known; write one of the tz database, such as"
-                " Europe/Berlin or UTC"
-            ) from error
-
-
-# Ratios have three digits, so their products with counts differ by at least 0.001.
-ROUNDING = "0.0001"
-# CEL: the planner sets the counts of both roles, so their bounds and the ratio apply together.
-_BOTH = " && ".join(
-    ["self.mode != 'external'"]
-    + [f"has(self.{role}) && !has(self.{role}.mode) && has(self.{role}.max)" for role in ROLES]
-)
-
-
-def _unless_both(claim: str, part: str) -> str:
-    return f"!({_BOTH} && has(self.{part})) || ({claim})"
-
-
-def _each_schedule(claim: str) -> str:
-    return f"self.schedules.all(one, {claim})"
-
-
-def _ratio_rules() -> tuple[CelRule, ...]:
-    """A ratio that no allowed numbers of nodes can have: it is the smallest with the most decode
-    and the fewest prefill nodes. A role without prefill nodes has no ratio."""
-    too_low = f"double(self.prefill.max) + {ROUNDING} >= {_number('ratio.min')} * double({{}})"
-    too_high = f"double({{}}) <= {_number('ratio.max')} * double(self.decode.max) + {ROUNDING}"
-    none = "self.prefill.max <= 0"
-    least = (
-        "prefill.max allows fewer prefill nodes than ratio.min times {}; "
-        "write a smaller ratio.min or a larger prefill.max"
-    )
-    most = (
-        "{0} is more than ratio.max times decode.max; write a smaller {0}, or a larger "
-        "ratio.max or decode.max"
-    )
-    rows = (
-        ("min", too_low, "self.decode.min", "decode.min", least),
-        ("max", too_high, "self.prefill.min", "prefill.min", most),
-    )
-    rules = []
-    for side, claim, own, name, message in rows:
-        role = name.partition(".")[0]
-        at = f".ratio.{side}"
-        guard = f"!has(self.ratio.{side}) || {none} || "
-        in_window = f"!has(one.{role}) || !has(one.{role}.min) || {claim.format(f'one.{role}.min')}"
-        rules += [
-            CelRule(
-                _unless_both(guard + claim.format(own), "ratio"),
-                message.format(name),
-                field=at,
-            ),
-            CelRule(
-                _unless_both(
-                    f"{guard}!has(self.schedules) || {_each_schedule(in_window)}", "ratio"
-                ),
-                message.format(f"{name} of a window in schedules"),
-                field=at,
-            ),
-        ]
-    return tuple(rules)
-
-
-def _window_rules() -> Iterator[CelRule]:
-    """A window's bound beyond the role's own one would have no effect."""
-    rows = (
-        (
-            "min",
-            "max",
-            "<=",
-            "is above {role}.max, so it cannot apply; write a smaller one, or a larger {role}.max",
-        ),
-        (
-            "max",
-            "min",
-            ">=",
-            "is below {role}.min, so it cannot apply; write a larger one, or a smaller {role}.min",
-        ),
-    )
-    for role in ROLES:
-        for side, other, relation, remedy in rows:
-            bound = f"one.{role}.{side}"
-            known = f"!has(one.{role}) || !has({bound})"
-            claim = _each_schedule(f"{known} || {bound} {relation} self.{role}.{other}")
-            applies = (
-                f"self.mode != 'external' && has(self.schedules) && has(self.{role})"
-                f" && !has(self.{role}.mode) && has(self.{role}.{other})"
-            )
-            yield CelRule(
-                f"!({applies}) || {claim}",
-                f"a window's {role}.{side} {remedy.format(role=role)}",
-                field=".schedules",
-            )
 
 
 class AutoscalingSpec(Record, frozen=True, kw_only=True):
@@ -417,8 +190,8 @@ class AutoscalingSpec(Record, frozen=True, kw_only=True):
             "mode: auto for both roles",
             field=".scaleToZeroAfterSeconds",
         ),
-        *_ratio_rules(),
-        *_window_rules(),
+        *ratio_rules(),
+        *window_rules(),
     )
 
     mode: Annotated[
@@ -481,8 +254,8 @@ class AutoscalingSpec(Record, frozen=True, kw_only=True):
             check_quantity("storeReadPerSecond", self.store_read_per_second)
 
     def bounds(self, role: Role) -> RoleBounds:
-        found = {"prefill": self.prefill, "decode": self.decode}[role]
-        return found if found is not None else RoleBounds()
+        bounds = {"prefill": self.prefill, "decode": self.decode}[role]
+        return bounds if bounds is not None else RoleBounds()
 
     def is_external(self, role: Role) -> bool:
         """Whether the role's PoolScaler sets its number of nodes."""

@@ -17,10 +17,10 @@ from typing import Any
 
 import yaml
 
-from baton_operator.api.fields import CelRule, matches
-from baton_operator.api.pool import PoolSpec
+from baton_operator.api.cel import CelRule, matches
 from baton_operator.api.scaler import ScalerSpec, ScalerStatus
 from baton_operator.api.schema import Schema, schema_of, validations
+from baton_operator.api.spec import PoolSpec
 from baton_operator.api.status import PoolStatus
 from baton_operator.kube.kinds import POOL, POOL_SCALER
 from baton_operator.names import API_VERSION, LONGEST_POOL_NAME, POOL_KIND, POOL_NAME, SCALER_KIND

@@ -9,7 +9,8 @@ from typing import Annotated
 
 from msgspec import Meta
 
-from baton_operator.api.fields import MOST_NODES, Count, Record
+from baton_operator.api.fields import MOST_NODES, Count
+from baton_operator.api.record import Record
 
 
 class ScalerSpec(Record, frozen=True, kw_only=True):

@@ -14,16 +14,16 @@ from typing import Any
 import msgspec
 from msgspec import inspect as types
 
-from baton_operator.api.fields import RULES, CelRule
+from baton_operator.api.cel import RULES, CelRule
 
 Schema = dict[str, Any]
 
 
 def schema_of(record: type[msgspec.Struct], defaults: bool) -> Schema:
     """`defaults` is true for a spec, false for a status, which contains only what was written."""
-    found = types.type_info(record)
-    assert isinstance(found, types.StructType)
-    return _object(found, defaults)
+    kind = types.type_info(record)
+    assert isinstance(kind, types.StructType)
+    return _object(kind, defaults)
 
 
 def validations(rules: Iterable[CelRule]) -> Schema:
@@ -58,7 +58,7 @@ def _default(item: types.Field, schema: Schema) -> Any:
     """None if the field should be absent: empty strings and lists would only be noise."""
     if isinstance(item.default, msgspec.Struct):
         inner = schema["properties"].values()
-        return {} if any("default" in each for each in inner) else None
+        return {} if any("default" in part for part in inner) else None
     plain = isinstance(item.default, (bool, int, str)) and item.default != ""
     return item.default if plain else None
 

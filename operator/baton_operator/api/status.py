@@ -7,34 +7,17 @@ anyone may have edited it.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from datetime import UTC, datetime
 from typing import Annotated, Any, Literal
 
 import msgspec
 from msgspec import UNSET, Meta, UnsetType
 
 from baton_operator.api.autoscaling import PlannedMode
-from baton_operator.api.fields import Count, keyed
+from baton_operator.api.fields import Count
+from baton_operator.api.schema_extras import keyed
 from baton_protocol.store import Exact
 
-
-def stamp(now: datetime) -> str:
-    return now.astimezone(UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
-
-
-def age_s(since: str, now: datetime) -> float:
-    """Seconds from `since` to `now`; negative if it is in the future."""
-    return (now - datetime.fromisoformat(since)).total_seconds()
-
-
-def is_fresh(since: str, now: datetime, seconds: float) -> bool:
-    """Whether `since` is less than `seconds` before `now`. False if it is in the future, because a
-    clock was set back or another operator's clock is ahead. It only saves writes."""
-    return bool(since) and 0 <= age_s(since, now) < seconds
-
-
 READY = "Ready"  # the condition that sums up the others
-
 Truth = Literal["True", "False", "Unknown"]
 Moment = Annotated[str, Meta(extra_json_schema={"format": "date-time"})]
 Generation = Annotated[int, Meta(ge=0)]

@@ -14,20 +14,29 @@ from baton_kvstore.connection.endpoint import parse_endpoint
 from baton_kvstore.embedded.servers import INDEX_MEMORY
 from baton_kvstore.errors import StoreMisconfigured
 from baton_kvstore.settings import StoreSettings
-from baton_operator.api.fields import (
-    CelRule,
-    PodTemplate,
-    Quantity,
-    Record,
-    RedisUrl,
-    Resources,
-    SecretRef,
-    both,
-    check_quantity,
-    quantity_bytes,
-)
+from baton_operator.api.cel import CelRule, both, matches, ruled
+from baton_operator.api.fields import PodTemplate
+from baton_operator.api.record import Record
+from baton_operator.api.resources import Quantity, Resources, check_quantity, quantity_bytes
+from baton_operator.api.secrets import SecretRef
 from baton_protocol.policies import Sharing
 
+RedisUrl = Annotated[
+    str,
+    ruled(
+        CelRule(
+            # The record rejects a URL with a login: this rule's error would repeat the password.
+            "self.contains('@') || "
+            + matches(
+                r"rediss?://([A-Za-z0-9]([A-Za-z0-9.-]*[A-Za-z0-9])?|\[[0-9A-Fa-f:.]+\])"
+                r"(:[1-9][0-9]{0,4})?(/[0-9]{0,4})?"
+            ),
+            "not the URL of a Redis server; write redis://HOST[:PORT][/DB], or rediss://... "
+            "for TLS, one per item",
+        ),
+        max_length=512,
+    ),
+]
 _LOGIN = (
     "contains a login, which anyone who reads the pool would see; leave it out and write "
     "secretRef instead"

@@ -14,8 +14,8 @@ from dataclasses import dataclass, field, replace
 from datetime import datetime
 
 from baton_operator.api.autoscaling import AutoscalingSpec
-from baton_operator.api.fields import quantity_bytes
 from baton_operator.api.pool import Pool
+from baton_operator.api.resources import quantity_bytes
 from baton_operator.api.status import PoolStatus, read_status
 from baton_operator.autoscaling import demand, node_metrics
 from baton_operator.autoscaling.desired import desired_now
@@ -34,7 +34,8 @@ from baton_operator.autoscaling.policy import policy_of
 from baton_operator.autoscaling.pool_scalers import with_replicas
 from baton_operator.metrics import Metrics
 from baton_operator.state.cache import Cache, PoolKey
-from baton_operator.state.index_reader import LOOK_S, Answer
+from baton_operator.state.index_reader import Answer
+from baton_operator.state.index_timing import LOOK_S
 from baton_operator.state.observed import Observed, Planned
 from baton_protocol.store import ROLES, Role
 

@@ -12,7 +12,8 @@ from dataclasses import dataclass, field, replace
 
 from baton_operator.autoscaling.node_metrics import Gauge, Gauges, kv_capacity, kv_tokens
 from baton_operator.autoscaling.planner.records import NodeView, Phase
-from baton_operator.state.observed import NODE_LOST, ObservedPod
+from baton_operator.state.observed import ObservedPod
+from baton_operator.state.pod_problem import NODE_LOST
 from baton_protocol.store import ROLES, Role
 
 

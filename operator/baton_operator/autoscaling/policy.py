@@ -11,15 +11,11 @@ from collections.abc import Mapping
 from datetime import datetime
 from zoneinfo import ZoneInfo
 
-from baton_operator.api.autoscaling import (
-    DAYS,
-    AutoscalingSpec,
-    ScheduleBounds,
-    ScheduleSpec,
-    minutes_of,
-)
-from baton_operator.api.fields import gpus_of
-from baton_operator.api.pool import Pool, SpecError
+from baton_operator.api.autoscaling import AutoscalingSpec
+from baton_operator.api.pool import Pool
+from baton_operator.api.resources import gpus_of
+from baton_operator.api.schedules import DAYS, ScheduleBounds, ScheduleSpec, minutes_of
+from baton_operator.api.spec_reader import SpecError
 from baton_operator.autoscaling.planner.limits.schedule import DAY, active, problems
 from baton_operator.autoscaling.planner.records import Bounds, Policy, Schedule
 from baton_protocol.store import ROLES, Role

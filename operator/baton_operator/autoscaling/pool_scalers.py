@@ -13,10 +13,11 @@ from collections.abc import Mapping
 import msgspec
 
 from baton_operator.api.pool import Pool
-from baton_operator.builders.nodes import build_scaler, scaled_roles, seeded, selector_of
+from baton_operator.builders.scalers import build_scaler, scaled_roles, seeded, selector_of
 from baton_operator.kube.client import Api, Refused, ServerFailed
 from baton_operator.kube.kinds import POOL_SCALER, ChildKey, key_of
-from baton_operator.state.cache import Cache, CachedChild, PoolKey, read_child
+from baton_operator.state.cache import Cache, PoolKey
+from baton_operator.state.child import CachedChild, read_child
 from baton_protocol.store import Role
 
 logger = logging.getLogger(__name__)
@@ -31,7 +32,7 @@ class Scalers:
 
     async def follow(self, key: PoolKey, pool: Pool) -> Pool:
         """The pool with its counts; the spec's count if a PoolScaler cannot be created, which is
-        reported when its manifest is applied. Raise Conflict and Unavailable."""
+        reported when its manifest is applied. Raise Conflict and ApiUnavailable."""
         counts: dict[Role, int] = {}
         for role in scaled_roles(pool):
             children = self._cache.children(key)

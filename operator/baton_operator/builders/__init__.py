@@ -1,11 +1,17 @@
 """Builds a pool's objects as manifests. Pure: the same pool gives the same manifests.
 
-child    names, labels and owner of a pool's objects; merges a user's podTemplate
-pods     what all pods share: security, probes, drain, flags as arguments
-store    the managed Redis servers; URLs, login and certificate of any store; the pool's own secrets
-nodes    one Deployment per role and revision, its model, PodDisruptionBudget and PoolScaler
-router   the routers' Deployment, Service, Ingress and HTTPRoute
-network  NetworkPolicies
+child         names, labels and owner of a pool's objects
+overrides     merges a user's podTemplate over the built one
+pods          what all pods share: security, probes, drain, flags as arguments
+credentials   the pool's own secrets
+store         the managed Redis servers
+store_access  URLs, login and certificate of any store
+nodes         one Deployment per role and revision
+model         where a node finds its model
+router        the routers' Deployment, Service, Ingress and HTTPRoute
+scalers       PoolScalers
+disruption    PodDisruptionBudgets
+network       NetworkPolicies
 """
 
 from __future__ import annotations
@@ -14,10 +20,13 @@ from collections.abc import Mapping
 
 from baton_operator.api.pool import Pool
 from baton_operator.builders.child import Manifest, NodeRevision
+from baton_operator.builders.credentials import build_secret, credentials_of, new_credentials
+from baton_operator.builders.disruption import build_budgets
 from baton_operator.builders.network import build_network_policies
-from baton_operator.builders.nodes import build_budgets, build_nodes, build_scalers, revision_of
+from baton_operator.builders.nodes import build_nodes, revision_of
 from baton_operator.builders.router import build_router, build_router_service, build_routes
-from baton_operator.builders.store import build_secret, build_store, credentials_of, new_credentials
+from baton_operator.builders.scalers import build_scalers
+from baton_operator.builders.store import build_store
 from baton_protocol.store import ROLES, Role
 
 __all__ = [

@@ -14,7 +14,8 @@ from collections.abc import Sequence
 
 from baton_kvstore.connection.endpoint import DEFAULT_PORT
 from baton_operator.api.pool import Pool
-from baton_operator.builders.child import ChildIdentity, Manifest, copied
+from baton_operator.builders.child import ChildIdentity, Manifest
+from baton_operator.builders.overrides import copy_without_nulls
 from baton_operator.names import COMPONENT_LABEL, NODE_PORT, POOL_LABEL, ROUTER_PORT, Component
 from baton_protocol.store import ROLES
 
@@ -42,7 +43,7 @@ def build_network_policies(pool: Pool) -> tuple[Manifest, ...]:
 def _policy(pool: Pool, component: Component, port: int, callers: Sequence[Manifest]) -> Manifest:
     child = ChildIdentity(pool, component)
     rule = {
-        **({"from": copied(callers)} if callers else {}),
+        **({"from": copy_without_nulls(callers)} if callers else {}),
         "ports": [{"protocol": "TCP", "port": port}],
     }
     return {

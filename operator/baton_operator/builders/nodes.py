@@ -5,16 +5,6 @@ beside the old ones, so a roll-out only changes replicas. The revision is a dige
 not of the spec: an operator version that builds other pods from the same spec creates a new
 revision instead of editing the old one. Both roles share the revision, because they roll out in
 lockstep.
-
-Where a node finds its model (`model_place`):
-
-    path              in the container: the image or the podTemplate provides it
-    pvc://CLAIM/...   the claim, mounted read-only
-    hf://ORG/NAME     a volume into which an init container fetches. On a shared volume (a claim, or
-    a
-                      directory of the cluster node) one pod fetches and the others wait. An
-                      unshared volume is part of the pod's ephemeral storage, with the size in the
-                      spec
 """
 
 from __future__ import annotations
@@ -22,19 +12,19 @@ from __future__ import annotations
 import hashlib
 import json
 
-import msgspec
-
-from baton_operator.api.fields import Resources, gpus_of, gpus_of_pod, quantity_bytes
-from baton_operator.api.pool import ModelCache, Pool, RoleSpec
-from baton_operator.builders.child import ChildIdentity, Manifest, NodeRevision, merged
+from baton_operator.api.nodes import RoleSpec
+from baton_operator.api.pool import Pool
+from baton_operator.api.resources import Resources, gpus_of, gpus_of_pod, quantity_bytes
+from baton_operator.builders.child import ChildIdentity, Manifest, NodeRevision
+from baton_operator.builders.credentials import link_token_variable
+from baton_operator.builders.model import fetch_s, model_place, storage_mi
+from baton_operator.builders.overrides import merge_template
 from baton_operator.builders.pods import (
     EPHEMERAL,
     POD_IP,
     POD_NAME,
     STOP_S,
-    Mounts,
     apart,
-    container,
     deadline_s,
     flags,
     http_container,
@@ -46,212 +36,11 @@ from baton_operator.builders.pods import (
     startup_probe,
     variables,
 )
-from baton_operator.builders.store import (
-    link_token_variable,
-    secret_variable,
-    store_certificate,
-    store_login,
-    store_settings,
-)
-from baton_operator.names import (
-    API_VERSION,
-    DRAIN_S,
-    FETCH_CONTAINER,
-    NODE_PORT,
-    SCALER_KIND,
-    Component,
-)
-from baton_protocol.model_source import HubModel
+from baton_operator.builders.store_access import store_certificate, store_login, store_settings
+from baton_operator.names import DRAIN_S, NODE_PORT
 from baton_protocol.store import ROLES, Role
 
 NODE = "node"  # the container
-CLAIM_FOLDER = "/models/pvc"
-HUB_FOLDER = "/models/hub"
-# Default for a model that each pod fetches for itself: one with 8 billion parameters in bfloat16
-# has 16 GB. A simulated engine fetches everything except the weights.
-STORAGE = "20Gi"
-SIM_STORAGE = "1Gi"
-MIB = 1 << 20
-# Minimum speed of a hub; if it is slower, the Deployment exceeds its progress deadline.
-FETCH_MI_PER_S = 10
-SHARED_FETCH_S = 7200  # into a shared volume: the model's size is unknown
-
-
-class ModelPlace(msgspec.Struct, frozen=True):
-    """`folder` is "" without a model, which a simulated engine does not need."""
-
-    folder: str
-    mounts: Mounts = Mounts()
-    init: tuple[Manifest, ...] = ()
-
-
-def storage_mi(pool: Pool) -> int:
-    """MiB of ephemeral storage per node for its model; 0 if the model is stored elsewhere."""
-    cache = _cache(pool)
-    if not isinstance(pool.spec.model.source, HubModel) or cache.claim_name or cache.host_path:
-        return 0
-    default = SIM_STORAGE if pool.spec.engine.kind == "sim" else STORAGE
-    requested = pool.spec.model.storage
-    return -(-quantity_bytes(default if requested is None else requested) // MIB)
-
-
-def fetch_s(pool: Pool) -> int:
-    """Seconds that a node's pod may take to fetch its model."""
-    if not isinstance(pool.spec.model.source, HubModel):
-        return 0
-    own = storage_mi(pool)
-    return -(-own // FETCH_MI_PER_S) if own else SHARED_FETCH_S
-
-
-def model_place(pool: Pool, resources: Manifest) -> ModelPlace:
-    """`resources` are those of the node's container."""
-    source = pool.spec.model.source
-    if source is None:
-        return ModelPlace(pool.spec.model.path)
-    if isinstance(source, HubModel):
-        folder = f"{HUB_FOLDER}/{source.folder_name}"
-        return ModelPlace(folder, _hub(pool), (_fetch(pool, source, resources),))
-    # The volume is read-only too: otherwise the kubelet would change the owner of its files.
-    claim = {"claimName": source.claim, "readOnly": True}
-    mounts = Mounts(
-        ({"name": "model", "persistentVolumeClaim": claim},),
-        ({"name": "model", "mountPath": CLAIM_FOLDER, "readOnly": True},),
-    )
-    folder = f"{CLAIM_FOLDER}/{source.folder}" if source.folder else CLAIM_FOLDER
-    return ModelPlace(folder, mounts)
-
-
-def _cache(pool: Pool) -> ModelCache:
-    return pool.spec.model.cache or ModelCache()
-
-
-def _hub(pool: Pool) -> Mounts:
-    """The node's read-only view; only the init container writes."""
-    cache = _cache(pool)
-    if cache.claim_name:
-        place: Manifest = {"persistentVolumeClaim": {"claimName": cache.claim_name}}
-    elif cache.host_path:
-        place = {"hostPath": {"path": cache.host_path, "type": "DirectoryOrCreate"}}
-    else:
-        place = {"emptyDir": {"sizeLimit": f"{storage_mi(pool)}Mi"}}
-    return Mounts(
-        ({"name": "model", **place},),
-        ({"name": "model", "mountPath": HUB_FOLDER, "readOnly": True},),
-    )
-
-
-def _fetch(pool: Pool, source: HubModel, resources: Manifest) -> Manifest:
-    token = pool.spec.model.secret_ref
-    login = [secret_variable("HF_TOKEN", token.name, "token")] if token else []
-    settings = {"pool": pool.key, "redis-index": store_settings(pool).index_url}
-    args = ["model", "fetch", *literal([str(source)]), f"--to={HUB_FOLDER}", "--json-logs"]
-    if pool.spec.engine.kind == "sim":
-        args.append("--no-weights")
-    if own := storage_mi(pool):
-        # Otherwise the kubelet would evict the pod each time the volume is full.
-        args.append(f"--room={own}MiB")
-    built = container(
-        pool,
-        FETCH_CONTAINER,
-        pool.node_image,
-        command=["baton"],
-        args=[*args, "--node=$(POD_NAME)", *flags(settings)],
-        env=variables(POD_NAME, *store_login(pool), *login),
-        resources=_without_devices(resources),
-        volumeMounts=[
-            {"name": "model", "mountPath": HUB_FOLDER},
-            *store_certificate(pool).mounts,
-        ],
-    )
-    if _cache(pool).host_path:
-        # The kubelet creates the directory as root. Without capabilities root is only the user who
-        # may write there.
-        built["securityContext"] |= {"runAsNonRoot": False, "runAsUser": 0}
-    return built
-
-
-def _without_devices(resources: Manifest) -> Manifest:
-    """The node's resources without devices: an init container without limits would take the pod
-    out of the Guaranteed QoS class."""
-    kept = {
-        name: {key: amount for key, amount in amounts.items() if "/" not in key}
-        for name, amounts in resources.items()
-    }
-    return {name: amounts for name, amounts in kept.items() if amounts}
-
-
-def scaled_roles(pool: Pool) -> tuple[Role, ...]:
-    """Roles with a PoolScaler."""
-    spec = pool.spec.autoscaling
-    return tuple(role for role in ROLES if spec is not None and spec.is_external(role))
-
-
-def build_scalers(pool: Pool) -> tuple[Manifest, ...]:
-    """PoolScalers for the roles that an external autoscaler scales.
-
-    In: a pool. Out: manifests without a count, which the operator does not own; `seeded` adds the
-    initial count for the creation, where it is required.
-    """
-    return tuple(build_scaler(pool, role) for role in scaled_roles(pool))
-
-
-def build_scaler(pool: Pool, role: Role) -> Manifest:
-    metadata = ChildIdentity(pool, role).metadata()
-    return {"apiVersion": API_VERSION, "kind": SCALER_KIND, "metadata": metadata}
-
-
-def seeded(scaler: Manifest, replicas: int) -> Manifest:
-    return scaler | {"spec": {"replicas": replicas}}
-
-
-def selector_of(pool: Pool, role: Role) -> str:
-    """The label selector of the role's pods, which /scale gives to an autoscaler."""
-    return ",".join(
-        f"{label}={value}" for label, value in ChildIdentity(pool, role).selector().items()
-    )
-
-
-def build_budgets(pool: Pool) -> tuple[Manifest, ...]:
-    """PodDisruptionBudgets, which limit how many pods of a role may be evicted at a time.
-
-    Of a role with several pods one stays, or the minimum of `autoscaling`: a further eviction waits
-    until the previous pod has a ready successor. A single pod is not protected, so that
-    `kubectl drain` never waits forever; an evicted node drains, and its requests continue
-    elsewhere. Pods that are not ready may always be evicted. A budget covers all revisions of its
-    role.
-
-    In: a pool. Out: one PodDisruptionBudget per role, and one for the routers. Redis has none: each
-    server is the only one of its kind, and its data can be computed again.
-    """
-    spec = pool.spec
-    return (
-        _budget(pool, "prefill", spec.prefill.replicas, _least(pool, "prefill")),
-        _budget(pool, "decode", spec.decode.replicas, _least(pool, "decode")),
-        _budget(pool, "router", spec.router.replicas),
-    )
-
-
-def _least(pool: Pool, role: Role) -> int:
-    scaling = pool.spec.autoscaling
-    if scaling is None or scaling.mode != "auto" or scaling.is_external(role):
-        return 1
-    return scaling.bounds(role).min
-
-
-def _budget(pool: Pool, component: Component, replicas: int, least: int = 1) -> Manifest:
-    child = ChildIdentity(pool, component)
-    return {
-        "apiVersion": "policy/v1",
-        "kind": "PodDisruptionBudget",
-        "metadata": child.metadata(),
-        "spec": {
-            "minAvailable": max(0, min(least, replicas - 1)),
-            "unhealthyPodEvictionPolicy": "AlwaysAllow",
-            "selector": {"matchLabels": child.selector()},
-        },
-    }
-
-
 REVISION_DIGITS = 10
 # Seconds to the first /ready: process and kernels, then reading the weights twice from a slow disk.
 START_S = 120
@@ -360,12 +149,12 @@ def _settings(pool: Pool, revision: str, folder: str) -> dict[str, str | int | N
 
 def node_gpus(spec: RoleSpec) -> int:
     """The GPUs in the limits of the container `node`, from the resources or the podTemplate."""
-    pod = merged(
+    pod = merge_template(
         {"containers": [{"name": NODE, "resources": {"limits": spec.resources.limits}}]},
         spec.pod_template.get("spec") or {},
     )
-    found = [item for item in pod.get("containers") or () if item.get("name") == NODE]
-    return gpus_of_pod({"containers": found})
+    containers = [item for item in pod.get("containers") or () if item.get("name") == NODE]
+    return gpus_of_pod({"containers": containers})
 
 
 def _switch(value: bool | None) -> str | None:

@@ -1,7 +1,7 @@
 """What the pods of nodes, routers and Redis share.
 
 In: containers, built by their own modules, and the user's podTemplate. Out: pod templates that pass
-the Pod Security level `restricted`, probes, command lines.
+the Pod Security level "restricted", probes, command lines.
 """
 
 from __future__ import annotations
@@ -11,9 +11,10 @@ from typing import Any
 
 import msgspec
 
-from baton_operator.api.fields import Resources
 from baton_operator.api.pool import Pool
-from baton_operator.builders.child import ChildIdentity, Manifest, merged
+from baton_operator.api.resources import Resources
+from baton_operator.builders.child import ChildIdentity, Manifest
+from baton_operator.builders.overrides import merge_template
 from baton_operator.names import CREDENTIALS_ANNOTATION
 
 STOP_S = 15  # seconds after DRAIN_S: deregister, stop the engine, close links; normally 2 s
@@ -29,6 +30,20 @@ START_PERIOD_S = 2
 PLACE_S = 600
 LONGEST_DEADLINE_S = (1 << 31) - 1
 USER = 65532  # "nonroot" of distroless images; images need no entry for it
+# For $(POD_NAME) in command lines. Not BATON_...: `baton` rejects such a variable without a flag.
+POD_NAME: Manifest = {
+    "name": "POD_NAME",
+    "valueFrom": {"fieldRef": {"fieldPath": "metadata.name"}},
+}
+POD_IP: Manifest = {"name": "POD_IP", "valueFrom": {"fieldRef": {"fieldPath": "status.podIP"}}}
+# The root file system is read-only.
+SCRATCH: Manifest = {"name": "tmp", "mountPath": "/tmp"}
+# Covers /tmp, other emptyDirs, and logs, of which a kubelet keeps 50 MiB per container by default.
+# A pod above its limit is evicted, so limits are generous; they reserve nothing.
+EPHEMERAL = "ephemeral-storage"
+# For routers and Redis servers, which write only logs and sockets.
+LITTLE_STORAGE = "64Mi"
+MOST_LITTLE_STORAGE = "1Gi"
 
 
 class Mounts(msgspec.Struct, frozen=True):
@@ -39,25 +54,6 @@ class Mounts(msgspec.Struct, frozen=True):
 
     def __add__(self, other: Mounts) -> Mounts:
         return Mounts(self.volumes + other.volumes, self.mounts + other.mounts)
-
-
-def _from_pod(variable: str, field: str) -> Manifest:
-    return {"name": variable, "valueFrom": {"fieldRef": {"fieldPath": field}}}
-
-
-# For $(POD_NAME) in command lines. Not BATON_...: `baton` rejects such a variable without a flag.
-POD_NAME = _from_pod("POD_NAME", "metadata.name")
-POD_IP = _from_pod("POD_IP", "status.podIP")
-
-# The root file system is read-only.
-SCRATCH: Manifest = {"name": "tmp", "mountPath": "/tmp"}
-
-# Covers /tmp, other emptyDirs, and logs, of which a kubelet keeps 50 MiB per container by default.
-# A pod above its limit is evicted, so limits are generous; they reserve nothing.
-EPHEMERAL = "ephemeral-storage"
-# For routers and Redis servers, which write only logs and sockets.
-LITTLE_STORAGE = "64Mi"
-MOST_LITTLE_STORAGE = "1Gi"
 
 
 def pod_template(
@@ -102,7 +98,7 @@ def pod_template(
             "volumes": [{"name": "tmp", "emptyDir": {"sizeLimit": scratch}}, *volumes],
         },
     }
-    return merged(built, override)
+    return merge_template(built, override)
 
 
 def container(pool: Pool, name: str, image: str, **fields: Any) -> Manifest:
@@ -183,14 +179,14 @@ def resources(wanted: Resources, default: Resources) -> Manifest:
         "requests": (default.requests, wanted.requests),
         "limits": (default.limits, wanted.limits),
     }
-    found = {
+    lists_by_name = {
         name: {
             **{resource: str(amount) for resource, amount in ours.items() if resource not in named},
             **{resource: str(amount) for resource, amount in theirs.items()},
         }
         for name, (ours, theirs) in lists.items()
     }
-    return {name: amounts for name, amounts in found.items() if amounts}
+    return {name: amounts for name, amounts in lists_by_name.items() if amounts}
 
 
 def scratch_size(wanted: Resources, default: str) -> str:

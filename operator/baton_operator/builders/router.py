@@ -9,9 +9,11 @@ They are reached from outside the cluster by an Ingress, a Gateway API HTTPRoute
 
 from __future__ import annotations
 
-from baton_operator.api.fields import Resources
-from baton_operator.api.pool import ParentRef, Pool
+from baton_operator.api.pool import Pool
+from baton_operator.api.resources import Resources
+from baton_operator.api.router import ParentRef
 from baton_operator.builders.child import ChildIdentity, Manifest
+from baton_operator.builders.credentials import link_token_variable, tenant_secret_variable
 from baton_operator.builders.pods import (
     EPHEMERAL,
     LITTLE_STORAGE,
@@ -30,13 +32,7 @@ from baton_operator.builders.pods import (
     startup_probe,
     variables,
 )
-from baton_operator.builders.store import (
-    link_token_variable,
-    store_certificate,
-    store_login,
-    store_settings,
-    tenant_secret_variable,
-)
+from baton_operator.builders.store_access import store_certificate, store_login, store_settings
 from baton_operator.names import DRAIN_S, ROUTER_PORT, WAKE_WAIT_FLAG
 
 # Seconds for which connections still arrive after the pod was removed from the Service.

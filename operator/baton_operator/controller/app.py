@@ -21,8 +21,10 @@ import kopf
 from baton_operator.api.status import read_status
 from baton_operator.autoscaling.autoscaler import Autoscaler
 from baton_operator.autoscaling.pool_scalers import Scalers
+from baton_operator.controller.applier import Applier
 from baton_operator.controller.index_poller import IndexPoller
 from baton_operator.controller.ownership import Ownership
+from baton_operator.controller.pool_secret import PoolSecret
 from baton_operator.controller.pool_task import PoolTasks
 from baton_operator.controller.reconcile import PoolParts, Reconciler
 from baton_operator.controller.settings import OperatorSettings
@@ -35,10 +37,11 @@ from baton_operator.kube.lease import Lease
 from baton_operator.logs import tame_kopf
 from baton_operator.metrics import Metrics
 from baton_operator.state.cache import Cache, PoolKey
-from baton_operator.state.index_reader import IndexReader, Lookups
+from baton_operator.state.index_reader import IndexReader
+from baton_operator.state.lookups import Lookups
 from baton_operator.state.resync import Resync
 from baton_operator.state.watch import watch_registry, watch_settings
-from baton_operator.status.events import PodEvents
+from baton_operator.status.pod_events import PodEvents
 
 logger = logging.getLogger(__name__)
 
@@ -71,18 +74,18 @@ async def serve(settings: OperatorSettings) -> None:
     close = metrics.serve(settings.host, settings.metrics_port) if settings.metrics_port else None
     stop = asyncio.Event()
     try:
-        await _lives(settings, metrics, stop)
+        await _run_lives(settings, metrics, stop)
     finally:
         if close is not None:
             close()
 
 
-async def _lives(settings: OperatorSettings, metrics: Metrics, stop: asyncio.Event) -> None:
+async def _run_lives(settings: OperatorSettings, metrics: Metrics, stop: asyncio.Event) -> None:
     pause = FIRST_PAUSE_S
     while not stop.is_set():
         begun = time.monotonic()
         try:
-            await _Life(settings, metrics, stop).live()
+            await _Life(settings, metrics, stop).run()
         except Exception:
             logger.exception("restarting the operator in %g s", pause)
         if time.monotonic() - begun > STEADY_LIFE_S:
@@ -100,50 +103,51 @@ class _Life:
         self._metrics = metrics
         self._stop = stop
 
-    async def live(self) -> None:
+    async def run(self) -> None:
         """Return on a stop signal. Raise the error that ended this life early."""
         clock = time.monotonic
-        cache = Cache(lambda key: tasks.wake(key), clock)
+        cache = Cache(lambda key: tasks.wake_pool(key), clock)
 
-        def requested(verb: Verb, code: str) -> None:
-            self._metrics.requested(verb, code)
+        def count_request(verb: Verb, code: str) -> None:
+            self._metrics.count_request(verb, code)
             if code == UNANSWERED:
-                cache.unanswered()
+                cache.note_unanswered()
 
-        api = Api(await load(), requested, TIMEOUT_S)
+        api = Api(await load(), count_request, TIMEOUT_S)
         lookups, routers = Lookups(), Routers()
 
-        def work_of(key: PoolKey) -> Reconciler | None:
+        def make_reconciler(key: PoolKey) -> Reconciler | None:
             uid = cache.pool_uid(key)
             if not uid:
                 return None
-            wake = partial(tasks.wake, key)
+            wake = partial(tasks.wake_pool, key)
             reader = IndexReader(clock, networks=self._settings.index_networks, lookups=lookups)
             events = PodEvents(key, api, clock, wake)
             status = StatusWriter(key, api, cache, events, _now, self._settings.identity)
+            secret = PoolSecret(key, uid, api, clock)
             parts = PoolParts(
-                index=IndexPoller(key, api, reader, wake, clock),
+                ownership=Ownership(self._settings.full_name, clock),
+                secret=secret,
                 scalers=Scalers(api, cache),
                 planner=Autoscaler(key, cache, self._metrics, clock, _now),
-                drainer=Drainer(api, cache, routers, status.tell, _now),
+                drainer=Drainer(api, cache, routers, status.post_event, _now),
+                applier=Applier(key, uid, api, cache, secret, self._metrics),
+                index=IndexPoller(key, api, reader, wake, clock),
                 status=status,
-                metrics=self._metrics,
-                ownership=Ownership(self._settings.full_name, clock),
             )
-            installation = self._settings.installation
-            return Reconciler(key, uid, api, cache, parts, installation, clock)
+            return Reconciler(key, uid, cache, parts, self._settings.installation)
 
-        tasks = PoolTasks(work_of, self._settings.workers, self._metrics, clock)
-        resync = Resync(api, cache, tasks.wake, self._settings.namespaces, clock)
+        tasks = PoolTasks(make_reconciler, self._settings.workers, self._metrics, clock)
+        resync = Resync(api, cache, tasks.wake_pool, self._settings.namespaces, clock)
         self._metrics.observe(tasks.depth, cache.unseen_s, lambda: _ready_states(cache))
         probes = {
-            "reconcile_s": lambda: _fresh("a reconcile", tasks.longest_s()),
-            "watch_lag_s": lambda: _fresh("a watch", cache.unseen_s()),
+            "reconcile_s": lambda: _check_age("a reconcile", tasks.longest_s()),
+            "watch_lag_s": lambda: _check_age("a watch", cache.unseen_s()),
         }
-        registry = watch_registry(cache, resync.mark, probes)
+        registry = watch_registry(cache, resync.mark_listed, probes)
         try:
-            acting = self._act(api, resync, cache, tasks)
-            kopf_settings = watch_settings(self._settings.namespaces, cache.unanswered)
+            acting = self._act_on_pools(api, resync, cache, tasks)
+            kopf_settings = watch_settings(self._settings.namespaces, cache.note_unanswered)
             await self._until_stopped(registry, kopf_settings, acting, resync.run())
         finally:
             lookups.close()
@@ -160,9 +164,9 @@ class _Life:
         stopping = asyncio.create_task(self._stop.wait())
         stop_kopf = asyncio.Event()
         # kopf cancels every task that it does not know as older than itself when it ends.
-        known = asyncio.all_tasks()
-        roots = await self._spawn(registry, kopf_settings, stop_kopf)
-        watching = asyncio.create_task(kopf.run_tasks(roots, ignored=known))
+        older_tasks = asyncio.all_tasks()
+        roots = await self._spawn_kopf(registry, kopf_settings, stop_kopf)
+        watching = asyncio.create_task(kopf.run_tasks(roots, ignored=older_tasks))
         try:
             await asyncio.wait({*ours, stopping, watching}, return_when=asyncio.FIRST_COMPLETED)
         finally:
@@ -180,7 +184,7 @@ class _Life:
         if not self._stop.is_set():
             raise EndedByItself("the watches ended")
 
-    async def _spawn(
+    async def _spawn_kopf(
         self,
         registry: kopf.OperatorRegistry,
         kopf_settings: kopf.OperatorSettings,
@@ -206,38 +210,38 @@ class _Life:
             asyncio.get_running_loop().add_signal_handler(number, self._stop.set)
         return roots
 
-    async def _act(self, api: Api, resync: Resync, cache: Cache, tasks: PoolTasks) -> None:
+    async def _act_on_pools(self, api: Api, resync: Resync, cache: Cache, tasks: PoolTasks) -> None:
         """Reconcile pools, with leader election only while this replica leads."""
-        await resync.first()
+        await resync.wait_for_cache()
         if not self._settings.leader_elect:
-            await self._work(cache, tasks)
+            await self._reconcile_pools(cache, tasks)
             return
         namespace = self._settings.installation.namespace
         place = (namespace, self._settings.name)
         lease = Lease(api, place, self._settings.identity, time.monotonic, _now)
-        await lease.hold()
-        working = asyncio.create_task(self._work(cache, tasks))
-        keeping = asyncio.create_task(lease.keep())
+        await lease.acquire_lease()
+        working = asyncio.create_task(self._reconcile_pools(cache, tasks))
+        keeping = asyncio.create_task(lease.renew_until_lost())
         try:
             ended, _ = await asyncio.wait({working, keeping}, return_when=asyncio.FIRST_COMPLETED)
         finally:
             for task in (working, keeping):
                 task.cancel()
             await asyncio.wait({working, keeping})
-            await lease.release()
+            await lease.release_lease()
         if working in ended:
             working.result()
         raise LeaseLost("this replica no longer holds the lease, or cannot renew it")
 
-    async def _work(self, cache: Cache, tasks: PoolTasks) -> None:
-        self._metrics.leads(True)
+    async def _reconcile_pools(self, cache: Cache, tasks: PoolTasks) -> None:
+        self._metrics.set_leading(True)
         try:
             await tasks.run(cache.pools())
         finally:
-            self._metrics.leads(False)
+            self._metrics.set_leading(False)
 
 
-def _fresh(what: str, age_s: float) -> float:
+def _check_age(what: str, age_s: float) -> float:
     if age_s > STUCK_S:
         raise Stuck(f"{what} has been stuck for {age_s:.0f} s")
     return round(age_s, 3)

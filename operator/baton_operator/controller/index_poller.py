@@ -12,7 +12,7 @@ from collections.abc import Callable
 
 from baton_operator.api.pool import Pool
 from baton_operator.api.status import PoolStatus
-from baton_operator.controller.pool_task import Schedule
+from baton_operator.controller.due_time import DueTime
 from baton_operator.kube.client import Api, ApiError
 from baton_operator.kube.kinds import SECRET, ChildKey
 from baton_operator.state.cache import PoolKey
@@ -39,7 +39,7 @@ class IndexPoller:
         self._api = api
         self._reader = reader
         self._answered = answered
-        self._schedule = Schedule(clock)
+        self._due_time = DueTime(clock)
         self._subject: Subject | None = None
         self._answer: Answer | None = None
 
@@ -53,17 +53,17 @@ class IndexPoller:
         """What the last read found wrong with an external store."""
         return self._reader.problem
 
-    def follow(self, pool: Pool, observed: Observed, status: PoolStatus) -> None:
+    def schedule_read(self, pool: Pool, observed: Observed, status: PoolStatus) -> None:
         """Schedule the next read for this state of the pool, or stop reading if none is needed."""
         due_s = self._reader.due_in(pool, observed, status)
         if due_s is None:
-            self.rest()
+            self.stop_reading()
             return
         self._subject = (pool, observed, status)
-        self._schedule.add(due_s)
+        self._due_time.request(due_s)
 
-    def rest(self) -> None:
-        """Stop reading until `follow` is called again."""
+    def stop_reading(self) -> None:
+        """Stop reading until `schedule_read` is called again."""
         self._subject = None
 
     def take_answer(self) -> Answer | None:
@@ -73,18 +73,18 @@ class IndexPoller:
 
     async def run(self) -> None:
         while True:
-            await self._schedule.wait()
-            self._schedule.take()
+            await self._due_time.wait_until_due()
+            self._due_time.begin()
             try:
                 await self._ask()
             except ApiError as error:
                 logger.info("pool %s: cannot read the login of its index: %s", self._key, error)
-                self._schedule.failed()
+                self._due_time.fail()
             except Exception:
                 logger.exception("index of pool %s", self._key)
-                self._schedule.failed()
+                self._due_time.fail()
             else:
-                self._schedule.done()
+                self._due_time.succeed()
 
     async def _ask(self) -> None:
         if self._subject is None:
@@ -94,7 +94,7 @@ class IndexPoller:
         was_silent, last_problem = self._reader.silent, self._reader.problem
         answer = await self._reader.read(pool, observed, status, login)
         if self._subject is None:
-            return  # `follow` stopped the reads meanwhile
+            return  # `schedule_read` stopped the reads meanwhile
         if answer is not None:
             self._answer = answer
             self._answered()
@@ -102,7 +102,7 @@ class IndexPoller:
         silenced = self._reader.silent and not was_silent
         if silenced or self._reader.problem != last_problem:
             self._answered()  # the status must report it
-        self.follow(*self._subject)
+        self.schedule_read(*self._subject)
 
     async def _login(self, pool: Pool) -> Login | None:
         """The login for an external store, from the same Secrets as its nodes use."""

@@ -19,7 +19,8 @@ from datetime import datetime
 import msgspec
 from msgspec import UNSET
 
-from baton_operator.api.status import OperatorStatus, age_s, stamp
+from baton_operator.api.status import OperatorStatus
+from baton_operator.api.times import age_s, stamp
 
 # A write per pool and minute. A holder that misses two is gone after the third.
 HEARTBEAT_S = 60.0
@@ -47,34 +48,34 @@ class Ownership:
         # The last mark of the holder and of the other operator, and since when it is unchanged.
         self._marks: dict[str, tuple[tuple[str, str], float]] = {}
 
-    def turn(self, known: OperatorStatus | None, now: datetime) -> Turn:
-        """`known` is the record in the pool's status, `now` the time of day."""
+    def turn(self, record: OperatorStatus | None, now: datetime) -> Turn:
+        """`record` is the one in the pool's status, `now` the time of day."""
         moment = stamp(now)
-        if known is None:
+        if record is None:
             return Turn(acts=True, record=OperatorStatus(name=self.name, time=moment))
-        if known.name == self.name:
-            return self._keep(known, now)
-        if self._is_gone("holder", known.name, known.time):
+        if record.name == self.name:
+            return self._keep(record, now)
+        if self._is_gone("holder", record.name, record.time):
             return Turn(acts=True, record=OperatorStatus(name=self.name, time=moment))
-        return self._stay_away(known, now)
+        return self._stay_away(record, now)
 
-    def _keep(self, known: OperatorStatus, now: datetime) -> Turn:
-        living = known.other and not self._is_gone("other", known.other, known.other_time or "")
-        kept = known if living else msgspec.structs.replace(known, other="", other_time=UNSET)
-        left_s = _left_s(known.time, now)
+    def _keep(self, record: OperatorStatus, now: datetime) -> Turn:
+        living = record.other and not self._is_gone("other", record.other, record.other_time or "")
+        kept = record if living else msgspec.structs.replace(record, other="", other_time=UNSET)
+        left_s = _left_s(record.time, now)
         if left_s <= 0:
             return Turn(acts=True, record=msgspec.structs.replace(kept, time=stamp(now)))
-        return Turn(acts=True, record=kept if kept != known else None, again_s=left_s)
+        return Turn(acts=True, record=kept if kept != record else None, again_s=left_s)
 
-    def _stay_away(self, known: OperatorStatus, now: datetime) -> Turn:
+    def _stay_away(self, record: OperatorStatus, now: datetime) -> Turn:
         """Only one other operator is recorded: a third waits until the second's mark is dead."""
-        mark_time = known.other_time or ""
-        if known.other not in ("", self.name):
-            if not self._is_gone("other", known.other, mark_time):
+        mark_time = record.other_time or ""
+        if record.other not in ("", self.name):
+            if not self._is_gone("other", record.other, mark_time):
                 return Turn(acts=False, record=None)
-        elif known.other and (left_s := _left_s(mark_time, now)) > 0:
+        elif record.other and (left_s := _left_s(mark_time, now)) > 0:
             return Turn(acts=False, record=None, again_s=left_s)
-        mark = msgspec.structs.replace(known, other=self.name, other_time=stamp(now))
+        mark = msgspec.structs.replace(record, other=self.name, other_time=stamp(now))
         return Turn(acts=False, record=mark)
 
     def _is_gone(self, part: str, name: str, time: str) -> bool:

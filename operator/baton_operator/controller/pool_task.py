@@ -11,109 +11,16 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import math
-import random
 from collections.abc import Callable, Iterable
-from contextlib import suppress
-from typing import Protocol
 
-from baton_operator.kube.client import ApiError, Conflict, Refused, TooManyRequests, Unavailable
+from baton_operator.controller.due_time import LONGEST_RETRY_S, SETTLE_S, DueTime
+from baton_operator.controller.reconcile import Incomplete, PoolGone, Reconciler
+from baton_operator.kube.client import ApiError, ApiUnavailable, Conflict, Refused, TooManyRequests
 from baton_operator.metrics import Metrics, Result
 from baton_operator.state.cache import PoolKey
 
-# One change of a pool is a burst of events; this pause merges them into one reconcile.
-SETTLE_S = 0.05
-FIRST_RETRY_S = 0.5
-LONGEST_RETRY_S = 60.0
-
-
-class Schedule:
-    """The next time at which something is due: the earliest of all requested times.
-
-    In: requests from watch events, timers and failures. Out: `wait` returns at that time. Many
-    requests before `take` are one run; a request after `take` causes one more.
-
-    For one event loop. `jitter` returns numbers in [0, 1).
-    """
-
-    def __init__(
-        self, clock: Callable[[], float], jitter: Callable[[], float] = random.random
-    ) -> None:
-        self._clock = clock
-        self._jitter = jitter
-        self._at = math.inf
-        self._not_before = -math.inf
-        self._failures = 0
-        self._moved = asyncio.Event()
-
-    @property
-    def due_s(self) -> float:
-        """Seconds until it is due; 0 if it is due now."""
-        return max(0.0, self._at - self._clock())
-
-    def add(self, after_s: float = SETTLE_S) -> None:
-        at = max(self._clock() + after_s, self._not_before)
-        if at < self._at:
-            self._at = at
-            self._moved.set()
-
-    async def wait(self) -> None:
-        """Return when it is due. The caller then calls `take`, does the work, and calls `done` or
-        `failed`."""
-        while (left_s := self.due_s) > 0:
-            self._moved.clear()
-            with suppress(TimeoutError):
-                async with asyncio.timeout(None if math.isinf(left_s) else left_s):
-                    await self._moved.wait()
-
-    def take(self) -> None:
-        """The work starts now: later requests are for the next run."""
-        self._at = math.inf
-
-    def done(self) -> None:
-        """The work succeeded: reset the backoff."""
-        self._failures, self._not_before = 0, -math.inf
-
-    def failed(self, least_s: float = 0.0, most_s: float = LONGEST_RETRY_S) -> float:
-        """The work failed: schedule a retry and return its delay in seconds. The delay doubles with
-        each failure up to `most_s`. No request can make it due earlier than in `least_s`."""
-        delay_s = min(most_s, FIRST_RETRY_S * 2.0 ** min(self._failures, 30))
-        self._failures += 1
-        # Jitter of up to a quarter, so that pools that failed together do not retry together.
-        delay_s = max(least_s, delay_s * (1 - self._jitter() / 4))
-        if least_s > 0:
-            self._not_before = self._clock() + least_s
-            if self._at < self._not_before:
-                self._at = self._not_before
-        self.add(delay_s)
-        return delay_s
-
-
 logger = logging.getLogger(__name__)
-
 OUTAGE_RETRY_S = 10.0
-
-
-class Incomplete(Exception):
-    """The API server refused some children; retry the pool."""
-
-
-class PoolGone(Exception):
-    """The pool is gone, or its name belongs to another pool."""
-
-
-class PoolWork(Protocol):
-    """The work for one pool; `Reconciler` implements it."""
-
-    async def reconcile(self) -> float | None:
-        """Return the seconds until the next reconcile; None if only a change needs one. Raise
-        PoolGone, or for a retry Incomplete or ApiError."""
-
-    async def ask_index(self) -> None:
-        """Read the index concurrently, until cancelled."""
-
-    def end(self) -> None:
-        """The pool is gone, or this operator stops acting."""
 
 
 class PoolTask:
@@ -122,23 +29,23 @@ class PoolTask:
     def __init__(
         self,
         key: PoolKey,
-        work: PoolWork,
+        reconciler: Reconciler,
         slots: asyncio.Semaphore,
         metrics: Metrics,
         clock: Callable[[], float],
     ) -> None:
         self._key = key
-        self._work = work
+        self._reconciler = reconciler
         self._slots = slots
         self._metrics = metrics
         self._clock = clock
-        self.schedule = Schedule(clock)
+        self.due_time = DueTime(clock)
         self._begun: float | None = None
 
     @property
     def waits(self) -> bool:
         """Whether it is due and waits for a slot. Safe to call from another thread."""
-        return self._begun is None and self.schedule.due_s == 0
+        return self._begun is None and self.due_time.due_s == 0
 
     @property
     def busy_s(self) -> float:
@@ -147,73 +54,73 @@ class PoolTask:
 
     async def run(self) -> None:
         """Return when the pool is gone."""
-        asking = asyncio.create_task(self._work.ask_index())
+        polling = asyncio.create_task(self._reconciler.poll_index())
         try:
             while True:
-                await self.schedule.wait()
+                await self.due_time.wait_until_due()
                 async with self._slots:
-                    await self._measured()
+                    await self._reconcile_measured()
         except PoolGone:
-            self._metrics.reconciled("done")
+            self._metrics.count_reconcile("done")
         finally:
-            asking.cancel()
-            self._work.end()
-            await asyncio.wait([asking])
+            polling.cancel()
+            self._reconciler.forget_pool()
+            await asyncio.wait([polling])
 
-    async def _measured(self) -> None:
-        self.schedule.take()
+    async def _reconcile_measured(self) -> None:
+        self.due_time.begin()
         begun = self._begun = self._clock()
         try:
-            self._metrics.reconciled(await self._reconcile())
+            self._metrics.count_reconcile(await self._reconcile())
         finally:
             self._begun = None
             self._metrics.reconcile_seconds.observe(self._clock() - begun)
 
     async def _reconcile(self) -> Result:
         try:
-            again_s = await self._work.reconcile()
+            again_s = await self._reconciler.reconcile()
         except PoolGone:
             raise
         except TooManyRequests as error:
-            self._failed(error, least_s=error.retry_after_s)
+            self._retry_later(error, least_s=error.retry_after_s)
             return "throttled"
-        except Unavailable as error:
-            self._failed(error, most_s=OUTAGE_RETRY_S)
+        except ApiUnavailable as error:
+            self._retry_later(error, most_s=OUTAGE_RETRY_S)
             return "unavailable"
         except Conflict as error:
-            self._failed(error, most_s=OUTAGE_RETRY_S)
+            self._retry_later(error, most_s=OUTAGE_RETRY_S)
             return "conflict"
         except (Incomplete, Refused) as error:
-            self._failed(error)
+            self._retry_later(error)
             return "refused"
         except Exception:
             logger.exception("pool %s", self._key)
-            self.schedule.failed()
+            self.due_time.fail()
             return "error"
-        self.schedule.done()
+        self.due_time.succeed()
         if again_s is not None:
-            self.schedule.add(again_s)
+            self.due_time.request(again_s)
         return "done"
 
-    def _failed(
-        self, error: ApiError | Incomplete, least_s: float = 0.0, most_s: float = 60.0
+    def _retry_later(
+        self, error: ApiError | Incomplete, least_s: float = 0.0, most_s: float = LONGEST_RETRY_S
     ) -> None:
-        delay_s = self.schedule.failed(least_s, most_s)
+        delay_s = self.due_time.fail(least_s, most_s)
         logger.info("pool %s: retry in %.1f s: %s", self._key, delay_s, error)
 
 
 class PoolTasks:
-    """The tasks of all pools. At most `slots` of them reconcile at a time. `work_of` returns None
-    for a pool that does not exist."""
+    """The tasks of all pools. At most `slots` of them reconcile at a time. `make_reconciler`
+    returns None for a pool that does not exist."""
 
     def __init__(
         self,
-        work_of: Callable[[PoolKey], PoolWork | None],
+        make_reconciler: Callable[[PoolKey], Reconciler | None],
         slots: int,
         metrics: Metrics,
         clock: Callable[[], float],
     ) -> None:
-        self._work_of = work_of
+        self._make_reconciler = make_reconciler
         self._slots = asyncio.Semaphore(slots)
         self._metrics = metrics
         self._clock = clock
@@ -228,28 +135,28 @@ class PoolTasks:
         """Seconds for which the slowest current reconcile has been running."""
         return max((task.busy_s for task in self._tasks.values()), default=0.0)
 
-    def wake(self, key: PoolKey, after_s: float = SETTLE_S) -> None:
+    def wake_pool(self, key: PoolKey, after_s: float = SETTLE_S) -> None:
         """Schedule a reconcile of the pool. No-op before `run` and for a pool that is gone."""
-        task = self._tasks.get(key) or self._begin(key)
+        task = self._tasks.get(key) or self._start_task(key)
         if task is not None:
-            task.schedule.add(after_s)
+            task.due_time.request(after_s)
 
     async def run(self, pools: Iterable[PoolKey]) -> None:
         """Reconcile these pools and every new one, until cancelled."""
         try:
             async with asyncio.TaskGroup() as self._group:
                 for key in pools:
-                    self.wake(key)
+                    self.wake_pool(key)
                 # kopf ends by cancelling every task that is younger than itself, including this
                 # one; the task group then cancels all others.
                 await self._group.create_task(asyncio.Event().wait())
         finally:
             self._group = None
 
-    def _begin(self, key: PoolKey) -> PoolTask | None:
-        if self._group is None or (work := self._work_of(key)) is None:
+    def _start_task(self, key: PoolKey) -> PoolTask | None:
+        if self._group is None or (reconciler := self._make_reconciler(key)) is None:
             return None
-        task = self._tasks[key] = PoolTask(key, work, self._slots, self._metrics, self._clock)
+        task = self._tasks[key] = PoolTask(key, reconciler, self._slots, self._metrics, self._clock)
         self._group.create_task(self._run(key, task))
         return task
 
@@ -258,4 +165,4 @@ class PoolTasks:
             await task.run()
         finally:
             del self._tasks[key]
-        self.wake(key)  # another pool may have this name now
+        self.wake_pool(key)  # another pool may have this name now

@@ -14,14 +14,17 @@ from datetime import UTC, datetime
 
 import msgspec
 
-from baton_operator.api.pool import Pool, SpecError
+from baton_operator.api.pool import Pool
+from baton_operator.api.spec_reader import SpecError
 from baton_operator.api.status import OperatorStatus, PoolStatus, read_operator, read_status
-from baton_operator.kube.client import FIELD_MANAGER, Api, ApiError, Body
+from baton_operator.kube.client import FIELD_MANAGER, Api, ApiError
 from baton_operator.kube.kinds import EVENT, POOL
+from baton_operator.kube.objects import Body
 from baton_operator.state.cache import Cache, PoolKey
 from baton_operator.state.observed import Observed
-from baton_operator.status.derive import derive
-from baton_operator.status.events import PodEvents, PoolEvent, events_between
+from baton_operator.status.derive import derive_status
+from baton_operator.status.events import PoolEvent, events_between
+from baton_operator.status.pod_events import PodEvents
 
 logger = logging.getLogger(__name__)
 
@@ -47,7 +50,7 @@ class StatusWriter:
         self.now = now
         self._instance = instance
 
-    async def report(
+    async def write_status(
         self,
         generation: int,
         pool: Pool | SpecError,
@@ -56,22 +59,22 @@ class StatusWriter:
     ) -> PoolStatus:
         """`generation` is that of the spec in `pool`, `revision` that of its templates. Raise
         Conflict if the pool changed since the cache saw it."""
-        pods = await self._pod_events.explained(observed.pods)
+        pods = await self._pod_events.explain_pods(observed.pods)
         observed = msgspec.structs.replace(observed, pods=pods)
         resource = self._cache.pool(self._key)
         before = read_status(resource) if resource is not None else None
         if resource is not None and before is None:
             before = PoolStatus(operator=read_operator(resource))
-        after = derive(
+        after = derive_status(
             pool, revision, generation, observed, before, self.now(), self._cache.now_s()
         )
         if resource is not None and after != before:
             await self._write(resource, after.written())
             for event in events_between(before, after):
-                await self.tell(resource["metadata"]["uid"], event)
+                await self.post_event(resource["metadata"]["uid"], event)
         return after
 
-    async def claim(self, resource: Body, record: OperatorStatus) -> None:
+    async def write_operator(self, resource: Body, record: OperatorStatus) -> None:
         """Write who manages the pool, and nothing else of its status. Raise Conflict if the pool
         changed since the cache saw it: another operator may have been faster."""
         # The other fields stay, also those that only another version of the operator knows.
@@ -94,7 +97,7 @@ class StatusWriter:
         }
         self._cache.see_pool(await self._api.apply_status(body), ours=True)
 
-    async def tell(self, uid: str, event: PoolEvent) -> None:
+    async def post_event(self, uid: str, event: PoolEvent) -> None:
         """Post an event on the pool with this `uid`. A failure is logged and not retried."""
         key = self._key
         logger.info("pool %s: %s: %s", key, event.reason, event.message)

@@ -4,5 +4,6 @@ victims  chooses the least loaded nodes, and gives the reason
 steps    decides whether a node may go now, and how far a Deployment may be scaled down
 marks    annotations on a pod from which the next operator continues
 routers  asks the pool's routers to drain a node, or to use it again
-drainer  combines them: one drain step of one pool, and the records behind its decision
+view     what a decision needs to know of the pool and of each of its Deployments
+drainer  combines them: one drain step of one pool
 """

@@ -11,155 +11,32 @@ before its drain starts, and unmarked after its node is used again: every draini
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from datetime import datetime
 
 import msgspec
 
 from baton_operator.api.pool import Pool
 from baton_operator.builders.child import Manifest, NodeRevision
-from baton_operator.drain.marks import LeaveTerms, leave_of, mark, unmark
+from baton_operator.drain.marks import LeaveTerms, leave_of, mark_body, unmark_body
 from baton_operator.drain.routers import Routers
-from baton_operator.drain.steps import DrainWait, allowed_replicas, leavers, wait_of
-from baton_operator.drain.victims import Reports, Victim, choose_victims, is_served
+from baton_operator.drain.steps import DrainWait, allowed_replicas, choose_leavers, wait_of
+from baton_operator.drain.victims import Victim, choose_victims, is_served
+from baton_operator.drain.view import (
+    DeploymentNodes,
+    DrainView,
+    current_nodes,
+    leave_for,
+    old_nodes,
+    view_of,
+)
 from baton_operator.kube.client import Api, Refused, ServerFailed
-from baton_operator.kube.kinds import ChildKey
-from baton_operator.names import DRAIN_S
-from baton_operator.rollout.goal import Lower, OldGoal, goal_of
-from baton_operator.state.cache import Cache, CachedChild, PoolKey, pods_of
+from baton_operator.rollout.goal import Lower, goal_of
+from baton_operator.state.cache import Cache, PoolKey
+from baton_operator.state.child import CachedChild
 from baton_operator.state.observed import Departure, Observed, ObservedPod, Roll
-from baton_operator.status.events import PoolEvent, drain_begun, drain_ended, drain_undone
-from baton_protocol.store import Kind, Role, kind_of
-
-
-class DrainView(msgspec.Struct, frozen=True, kw_only=True):
-    """The inputs of a drain decision for one pool at one moment.
-
-    `now` is the time of day, `now_s` the clock of `FirstSeen`. `unreachable`: why the nodes'
-    reports are unavailable, "" while the index is being read. `kinds`: those of the nodes of the
-    current `revision`. `unreported`: its ready nodes that have not reported yet.
-    """
-
-    key: PoolKey
-    pool: Pool
-    revision: str
-    children: Mapping[ChildKey, CachedChild]
-    reports: Reports | None
-    unreachable: str
-    routers: tuple[str, ...]
-    now: datetime
-    now_s: float
-    kinds: frozenset[Kind]
-    unreported: tuple[str, ...]
-
-
-class DeploymentNodes(msgspec.Struct, frozen=True, kw_only=True):
-    """The nodes of one Deployment; `pods` are those that Kubernetes counts. `replaced_by` names the
-    current revision if these nodes are of an older one."""
-
-    role: Role
-    child: CachedChild
-    current: int
-    wanted: int
-    pods: tuple[ObservedPod, ...]
-    replaced_by: str = ""
-
-    @property
-    def title(self) -> str:
-        return f"{self.role} of revision {self.child.revision}" if self.replaced_by else self.role
-
-    def is_marked(self, pod: ObservedPod) -> bool:
-        """Whether the pod is marked for the current purpose. A surplus node may have become one of
-        an older revision, and vice versa."""
-        return bool(pod.drain_since) and bool(pod.replaced_by) == bool(self.replaced_by)
-
-
-def view_of(
-    key: PoolKey,
-    pool: Pool,
-    revision: str,
-    children: Mapping[ChildKey, CachedChild],
-    observed: Observed,
-    now: datetime,
-    now_s: float,
-) -> DrainView:
-    reports = observed.nodes
-    reported = {report.node for report in reports or ()}
-    return DrainView(
-        key=key,
-        pool=pool,
-        revision=revision,
-        children=children,
-        reports={report.node: report for report in reports} if reports is not None else None,
-        unreachable=_why_unreachable(pool, observed),
-        routers=tuple(
-            pod.address
-            for pod in observed.pods
-            if pod.component == "router" and pod.ready and not pod.terminating and pod.address
-        ),
-        now=now,
-        now_s=now_s,
-        kinds=frozenset(kind_of(report) for report in reports or () if report.revision == revision),
-        unreported=tuple(
-            pod.name
-            for pod in observed.pods
-            if pod.revision == revision and pod.ready and pod.name not in reported
-        ),
-    )
-
-
-def current_nodes(view: DrainView, role: Role, replicas: int) -> DeploymentNodes | None:
-    """The nodes of the role's current Deployment, which should have `replicas`. None if no node
-    has to go."""
-    for child in view.children.values():
-        made = child.workload is not None and child.owner == view.pool.uid
-        if made and (child.component, child.revision) == (role, view.revision):
-            return _nodes(view, child, role, replicas)
-    return None
-
-
-def old_nodes(view: DrainView, goal: OldGoal) -> DeploymentNodes | None:
-    """The nodes of an older Deployment; None if there is nothing to do."""
-    return _nodes(view, goal.child, goal.role, goal.replicas, view.revision)
-
-
-def leave_for(
-    view: DrainView, nodes: DeploymentNodes, pod: ObservedPod, going: Collection[str]
-) -> LeaveTerms:
-    """The terms for one leaving node. If a node with interchangeable KV stays (a new one, or an old
-    one that is not in `going`), requests move to it after the same time as in a scale-down."""
-    if not nodes.replaced_by:
-        return LeaveTerms()
-    limit_s = view.pool.spec.rollout.max_drain_seconds
-    longest_s = limit_s or view.pool.spec.router.request_s
-    known = view.reports or {}
-    stay = [other.name for other in nodes.pods if other.ready and other.name not in going]
-    takers = view.kinds | {kind_of(known[name]) for name in stay if name in known}
-    if pod.name in known and kind_of(known[pod.name]) in takers:
-        return LeaveTerms(min(DRAIN_S, longest_s), nodes.replaced_by)
-    return LeaveTerms(longest_s, nodes.replaced_by)
-
-
-def _nodes(
-    view: DrainView, child: CachedChild, role: Role, wanted: int, new: str = ""
-) -> DeploymentNodes | None:
-    if child.workload is None:
-        return None
-    pods = tuple(pod for pod in pods_of(view.children, role, child.revision) if not pod.terminating)
-    current = child.workload.desired
-    if current <= wanted and not any(pod.drain_since for pod in pods):
-        return None
-    return DeploymentNodes(
-        role=role, child=child, current=current, wanted=wanted, pods=pods, replaced_by=new
-    )
-
-
-def _why_unreachable(pool: Pool, observed: Observed) -> str:
-    index = any(pod.component == "kv-index" and pod.ready for pod in observed.pods)
-    if pool.spec.kv_store.owned is not None and not index:
-        return "no index is ready"
-    return "the operator cannot reach the index" if observed.silent else ""
-
+from baton_operator.status.events import PoolEvent, drain_event, drained_event, resumed_event
+from baton_protocol.store import Role
 
 Tell = Callable[[str, PoolEvent], Awaitable[None]]
 
@@ -195,7 +72,7 @@ class Drainer:
         self._post_event = tell
         self._now = now
 
-    async def step(
+    async def take_step(
         self,
         key: PoolKey,
         pool: Pool,
@@ -203,7 +80,7 @@ class Drainer:
         observed: Observed,
     ) -> DrainStep:
         """`revision` is the current one. Raise Conflict if a pod was replaced meanwhile,
-        Unavailable if the API server does not answer."""
+        ApiUnavailable if the API server does not answer."""
         children, now_s = self._cache.children(key), self._cache.now_s()
         view = view_of(key, pool, revision.name, children, observed, self._now(), now_s)
         goal = goal_of(pool, revision, children, now_s)
@@ -255,7 +132,7 @@ class Drainer:
         )
         if surplus > len(victims):
             held += (_unchosen(view, nodes, surplus - len(victims)),)
-        leaving = leavers(victims, waits.keys())
+        leaving = choose_leavers(victims, waits.keys())
         replicas = allowed_replicas(nodes.current, nodes.wanted, len(nodes.pods), len(leaving))
         return _Done(replicas, held, _ends(nodes, replicas, leaving))
 
@@ -265,7 +142,7 @@ class Drainer:
         """These nodes stay after all. A node that no router knows joins like any new node."""
         token = view.pool.credentials.link_token
         answers = await asyncio.gather(
-            *(self._routers.resume(view.routers, token, pod.name) for pod in pods)
+            *(self._routers.resume_node(view.routers, token, pod.name) for pod in pods)
         )
         held = []
         for pod, answer in zip(pods, answers, strict=True):
@@ -275,7 +152,7 @@ class Drainer:
                 message = f"{pod.name} is needed again, but cannot resume: {problem}"
                 held.append(Departure(nodes.role, message, held=True))
             else:
-                await self._post_event(view.pool.uid, drain_undone(nodes.role, pod.name))
+                await self._post_event(view.pool.uid, resumed_event(nodes.role, pod.name))
         return tuple(held)
 
     async def _drain(
@@ -301,7 +178,7 @@ class Drainer:
         token = view.pool.credentials.link_token
         answers = await asyncio.gather(
             *(
-                self._routers.drain(view.routers, token, pod.name, leave)
+                self._routers.drain_node(view.routers, token, pod.name, leave)
                 for pod, leave in zip(marked, leaves, strict=True)
             )
         )
@@ -315,16 +192,16 @@ class Drainer:
         self, view: DrainView, nodes: DeploymentNodes, victim: Victim, leave: LeaveTerms
     ) -> DrainWait | None:
         child = _pod_child(view, victim.pod)
-        problem = await self._annotate(mark(child.key, child.uid, view.now, victim.why, leave))
+        problem = await self._annotate(mark_body(child.key, child.uid, view.now, victim.why, leave))
         if problem:
             return DrainWait(problem)
-        event = drain_begun(nodes.role, victim.pod.name, victim.why, leave.replaced_by)
+        event = drain_event(nodes.role, victim.pod.name, victim.why, leave.replaced_by)
         await self._post_event(view.pool.uid, event)
         return None
 
     async def _unmark(self, view: DrainView, pod: ObservedPod) -> str:
         child = _pod_child(view, pod)
-        return await self._annotate(unmark(child.key, child.uid))
+        return await self._annotate(unmark_body(child.key, child.uid))
 
     async def _annotate(self, body: Manifest) -> str:
         """Apply the annotations. Return why the API server refused them, "" on success."""
@@ -356,4 +233,4 @@ def _ends(
     names = [victim.pod.name for victim in leaving if is_served(victim.pod)]
     if replicas == nodes.current or not names:
         return ()
-    return (drain_ended(nodes.title, nodes.current, replicas, names),)
+    return (drained_event(nodes.title, nodes.current, replicas, names),)

@@ -8,12 +8,12 @@ the same readiness.
 from __future__ import annotations
 
 from datetime import datetime
-from typing import Any
 
 import msgspec
 
-from baton_operator.api.status import stamp
+from baton_operator.api.times import stamp
 from baton_operator.kube.kinds import ChildKey
+from baton_operator.kube.objects import Body
 from baton_operator.names import (
     DRAIN_REASON_ANNOTATION,
     DRAIN_S,
@@ -35,7 +35,7 @@ class LeaveTerms(msgspec.Struct, frozen=True):
     replaced_by: str = ""
 
 
-def mark(pod: ChildKey, uid: str, now: datetime, why: str, leave: LeaveTerms) -> dict[str, Any]:
+def mark_body(pod: ChildKey, uid: str, now: datetime, why: str, leave: LeaveTerms) -> Body:
     notes = {
         COST_ANNOTATION: LOWEST_COST,
         DRAIN_SINCE_ANNOTATION: stamp(now),
@@ -47,7 +47,7 @@ def mark(pod: ChildKey, uid: str, now: datetime, why: str, leave: LeaveTerms) ->
     return _body(pod, uid, notes)
 
 
-def unmark(pod: ChildKey, uid: str) -> dict[str, Any]:
+def unmark_body(pod: ChildKey, uid: str) -> Body:
     return _body(pod, uid, {})
 
 
@@ -58,7 +58,7 @@ def leave_of(pod: ObservedPod) -> LeaveTerms:
     return LeaveTerms(seconds, pod.replaced_by)
 
 
-def _body(pod: ChildKey, uid: str, notes: dict[str, str]) -> dict[str, Any]:
+def _body(pod: ChildKey, uid: str, notes: dict[str, str]) -> Body:
     """The uid prevents the apply from creating a pod that is gone or marking its successor."""
     return {
         "apiVersion": pod.api_version,

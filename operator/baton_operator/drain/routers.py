@@ -18,7 +18,7 @@ from typing import Any
 import aiohttp
 
 from baton_operator.drain.marks import LeaveTerms
-from baton_operator.drain.steps import DrainAnswer, Outcome
+from baton_operator.drain.steps import DrainAnswer, DrainOutcome
 from baton_operator.names import ROUTER_PORT
 
 # A router answers when the node has acknowledged, or after 2 s.
@@ -26,7 +26,7 @@ CONNECT_S = 2.0
 ANSWER_S = 4.0
 LONGEST_WORDS = 200
 LONGEST_ANSWER = 16 << 10
-_OUTCOMES: dict[int, Outcome] = {
+_OUTCOMES: dict[int, DrainOutcome] = {
     200: "taken",
     400: "unknown",
     404: "unknown",
@@ -54,7 +54,7 @@ class Routers:
     async def close(self) -> None:
         await self._session.close()
 
-    async def drain(
+    async def drain_node(
         self, addresses: Sequence[str], token: str, node: str, leave: LeaveTerms
     ) -> DrainAnswer:
         """Requests that run longer than `leave` allows move to other nodes."""
@@ -63,7 +63,7 @@ class Routers:
             body |= {"reason": "roll-out", "replaced_by": leave.replaced_by}
         return await self._ask_all(addresses, token, f"/nodes/{node}/drain", body)
 
-    async def resume(self, addresses: Sequence[str], token: str, node: str) -> DrainAnswer:
+    async def resume_node(self, addresses: Sequence[str], token: str, node: str) -> DrainAnswer:
         return await self._ask_all(addresses, token, f"/nodes/{node}/resume", {})
 
     async def _ask_all(
@@ -89,7 +89,7 @@ class Routers:
                 allow_redirects=False,
                 **content,
             ) as answer:
-                outcome: Outcome = _OUTCOMES.get(answer.status, "failed")
+                outcome: DrainOutcome = _OUTCOMES.get(answer.status, "failed")
                 message = _error_message(await _beginning(answer))
                 return DrainAnswer(outcome, f"{router} answered {answer.status}: {message}")
         except TimeoutError:

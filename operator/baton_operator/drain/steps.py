@@ -22,7 +22,7 @@ from baton_operator.drain.victims import (
 from baton_operator.names import DRAIN_S
 from baton_operator.state.observed import ObservedPod
 
-Outcome = Literal["taken", "unknown", "unable", "failed"]
+DrainOutcome = Literal["taken", "unknown", "unable", "failed"]
 
 
 class DrainAnswer(msgspec.Struct, frozen=True):
@@ -30,7 +30,7 @@ class DrainAnswer(msgspec.Struct, frozen=True):
     unknown: no router knows the node, or its version cannot drain. unable: no router has a link to
     it now. failed: no router answered. `message` explains the last two."""
 
-    outcome: Outcome
+    outcome: DrainOutcome
     message: str = ""
 
 
@@ -64,15 +64,15 @@ def wait_of(
     return None if drained_s >= limit_s else DrainWait()
 
 
-def leavers(victims: Sequence[Victim], waiting: Collection[str]) -> list[Victim]:
+def choose_leavers(victims: Sequence[Victim], waiting: Collection[str]) -> list[Victim]:
     """Victims that Kubernetes would remove now. `waiting` names those that may not go yet."""
-    found: list[Victim] = []
+    leavers: list[Victim] = []
     for kind in sorted({removal_class(victim.pod) for victim in victims}):
         same = [victim for victim in victims if removal_class(victim.pod) == kind]
         if any(victim.pod.name in waiting for victim in same):
             break
-        found += same
-    return found
+        leavers += same
+    return leavers
 
 
 def allowed_replicas(current: int, wanted: int, pods: int, leaving: int) -> int:

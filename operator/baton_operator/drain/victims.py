@@ -38,13 +38,16 @@ def choose_victims(
     pod; None if the index could not be read. Then only pods are chosen for which reports do not
     matter. With `patient` they matter for every serving pod, else only if some pods stay.
     `replaced`: nodes of a newer revision take their place."""
-    known = reports or {}
-    ranked = sorted(pods, key=lambda pod: _rank(pod, known.get(pod.name)))
+    by_pod = reports or {}
+    ranked = sorted(pods, key=lambda pod: _rank(pod, by_pod.get(pod.name)))
     chosen = ranked[: max(0, surplus)]
     everybody = len(chosen) == len(pods)
     end = "all nodes of its revision are replaced" if replaced else "its role scales to 0 nodes"
     return [
-        Victim(pod, pod.drain_reason or _why(pod, known.get(pod.name), end if everybody else ""))
+        Victim(
+            pod,
+            pod.drain_reason or _why(pod, by_pod.get(pod.name), end if everybody else ""),
+        )
         for pod in chosen
         if reports is not None or (everybody and not patient) or _is_plain(pod)
     ]

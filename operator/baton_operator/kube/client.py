@@ -5,7 +5,7 @@ the fields of newer servers. Every request has a timeout and is counted. None is
 caller reconciles the pool again.
 
 ApiError
-|-- Unavailable       no answer, 5xx, or a login that is being renewed: retry later
+|-- ApiUnavailable    no answer, 5xx, or a login that is being renewed: retry later
 |   |-- TooManyRequests   429: `retry_after_s`
 |   `-- ServerFailed      5xx: `code`, `message`; perhaps only this request fails
 |-- Conflict          409: someone else changed the object: read it again
@@ -25,10 +25,10 @@ import msgspec
 from kubernetes.aio.client import ApiClient, Configuration
 
 from baton_operator.kube.kinds import ChildKey, ObjectKind, kind_of
+from baton_operator.kube.objects import Body
 
 logger = logging.getLogger(__name__)
 
-Body = dict[str, Any]
 Verb = Literal["apply", "create", "delete", "get", "list", "patch", "update"]
 FIELD_MANAGER = "baton-operator"
 TIMEOUT_S = 15.0
@@ -53,17 +53,17 @@ class ApiError(Exception):
     """A request failed."""
 
 
-class Unavailable(ApiError):
+class ApiUnavailable(ApiError):
     """The request is valid but got no usable answer."""
 
 
-class TooManyRequests(Unavailable):
+class TooManyRequests(ApiUnavailable):
     def __init__(self, message: str, retry_after_s: float) -> None:
         super().__init__(message)
         self.retry_after_s = retry_after_s
 
 
-class ServerFailed(Unavailable):
+class ServerFailed(ApiUnavailable):
     """The cause may concern a single object, such as an admission webhook that is down."""
 
     def __init__(self, what: str, code: int, message: str) -> None:
@@ -141,7 +141,7 @@ class Api:
 
     async def get(self, key: ChildKey) -> Body | None:
         """None if the object, or an optional kind, does not exist. Any other 404 raises
-        Unavailable: a caller that wrongly believes an object gone would create it again."""
+        ApiUnavailable: a caller that wrongly believes an object gone would create it again."""
         kind = kind_of(key)
         path = kind.path(key.namespace, key.name)
         try:
@@ -151,7 +151,7 @@ class Api:
                 raise
             if error.reason == "NotFound" or (kind.optional and error.message == _NO_PATH):
                 return None
-            raise Unavailable(f"get {path}: {error}") from error
+            raise ApiUnavailable(f"get {path}: {error}") from error
 
     async def delete(self, key: ChildKey, uid: str) -> None:
         """Delete the object with this uid. It is a success if that object is already gone."""
@@ -172,7 +172,7 @@ class Api:
         is then added to `missing`."""
         query = {"labelSelector": selector} if selector else {}
         try:
-            found = await self._send(
+            listed = await self._send(
                 "list", kind.path(namespace), query=query, accept=_METADATA_ONLY
             )
         except Refused as error:
@@ -182,15 +182,15 @@ class Api:
             raise
         self.missing.discard(kind)
         # The server may encode an empty list as null.
-        return [item["metadata"] for item in found["items"] or ()]
+        return [item["metadata"] for item in listed["items"] or ()]
 
     async def list_where(
         self, kind: ObjectKind, namespace: str, fields: Mapping[str, str]
     ) -> list[Body]:
         """Whole objects that match these field selectors."""
         selector = ",".join(f"{name}={value}" for name, value in fields.items())
-        found = await self._send("list", kind.path(namespace), query={"fieldSelector": selector})
-        return list(found["items"] or ())
+        listed = await self._send("list", kind.path(namespace), query={"fieldSelector": selector})
+        return list(listed["items"] or ())
 
     async def _apply(self, path: str, body: Body) -> Body:
         return await self._send("apply", path, body, {"fieldManager": FIELD_MANAGER, "force": True})
@@ -210,7 +210,7 @@ class Api:
             code = str(status)
         except (aiohttp.ClientError, OSError, TimeoutError) as error:
             what = str(error) or f"no answer within {self._timeout_s:g} s"
-            raise Unavailable(f"{verb} {path}: {what}") from error
+            raise ApiUnavailable(f"{verb} {path}: {what}") from error
         finally:
             self._count(verb, code)
         if status < 300:
@@ -250,7 +250,7 @@ def _error(what: str, status: int, headers: Mapping[str, str], data: bytes) -> A
     if status >= 500:
         return ServerFailed(what, status, message)
     if status == 401:
-        return Unavailable(f"{what}: {status} {message}")
+        return ApiUnavailable(f"{what}: {status} {message}")
     if status == 409:
         return Conflict(f"{what}: {message}")
     return Refused(status, message, reason)
@@ -259,8 +259,8 @@ def _error(what: str, status: int, headers: Mapping[str, str], data: bytes) -> A
 def _message(data: bytes) -> tuple[str, str]:
     """Message and reason of a Status object. The answer for an unknown path is plain text."""
     try:
-        found = msgspec.json.decode(data)
-        return str(found["message"]), str(found.get("reason", ""))
+        status = msgspec.json.decode(data)
+        return str(status["message"]), str(status.get("reason", ""))
     except (msgspec.DecodeError, KeyError, TypeError):
         return data[:200].decode(errors="replace").strip(), ""
 

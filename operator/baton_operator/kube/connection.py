@@ -56,20 +56,20 @@ def _untyped(module: Any) -> Any:
 async def login(environ: Mapping[str, str] = os.environ) -> kopf.ConnectionInfo:
     """Raise kopf.LoginError if there is no login."""
     try:
-        found = await load(environ)
+        configuration = await load(environ)
     except ConnectionFailed as error:
         raise kopf.LoginError(str(error)) from error
-    header = await found.get_api_key_with_prefix("BearerToken", alias="authorization")
+    header = await configuration.get_api_key_with_prefix("BearerToken", alias="authorization")
     scheme, _, token = (header or "").rpartition(" ")
     return kopf.ConnectionInfo(
-        server=found.host,
-        ca_path=found.ssl_ca_cert,
-        insecure=not found.verify_ssl,
-        username=found.username or None,
-        password=found.password or None,
+        server=configuration.host,
+        ca_path=configuration.ssl_ca_cert,
+        insecure=not configuration.verify_ssl,
+        username=configuration.username or None,
+        password=configuration.password or None,
         scheme=scheme or None,
         token=token or None,
-        certificate_path=found.cert_file,
-        private_key_path=found.key_file,
-        proxy_url=found.proxy,
+        certificate_path=configuration.cert_file,
+        private_key_path=configuration.key_file,
+        proxy_url=configuration.proxy,
     )

@@ -36,8 +36,8 @@ class AddressRefused(Exception):
 
 def look_up(host: str, port: int) -> tuple[Address, ...]:
     """All addresses of a host. Blocks on DNS; raise OSError if the host is unknown."""
-    found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)
-    return tuple(ip_address(str(entry[4][0])) for entry in found)
+    entries = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)
+    return tuple(ip_address(str(entry[4][0])) for entry in entries)
 
 
 def allowed(host: str, addresses: Sequence[Address], networks: Sequence[Network]) -> list[str]:

@@ -1,9 +1,9 @@
 """Leader election among replicas with a Lease, as in other controllers.
 
-In: the API, an identity, a clock. Out: `hold` returns when this replica becomes the leader, `keep`
-when it no longer is. A follower trusts no other machine's clock: a lease is free once it has been
-unchanged for its whole duration on the follower's own clock. A leader that cannot renew stops
-acting before that: `RENEW_FOR_S` is less than `DURATION_S`.
+In: the API, an identity, a clock. Out: `acquire_lease` returns when this replica becomes the
+leader, `renew_until_lost` when it no longer is. A follower trusts no other machine's clock: a lease
+is free once it has been unchanged for its whole duration on the follower's own clock. A leader that
+cannot renew stops acting before that: `RENEW_FOR_S` is less than `DURATION_S`.
 """
 
 from __future__ import annotations
@@ -14,8 +14,9 @@ from collections.abc import Callable
 from datetime import UTC, datetime
 from typing import Any
 
-from baton_operator.kube.client import Api, ApiError, Body, Conflict
+from baton_operator.kube.client import Api, ApiError, Conflict
 from baton_operator.kube.kinds import LEASE, ChildKey
+from baton_operator.kube.objects import Body
 
 logger = logging.getLogger(__name__)
 
@@ -43,14 +44,14 @@ class Lease:
         self._now = now
         self._seen: tuple[Any, float] = (None, clock())
 
-    async def hold(self) -> None:
+    async def acquire_lease(self) -> None:
         """Return once this replica holds the lease."""
         logger.info("waiting for lease %s/%s", self._key.namespace, self._key.name)
         while not await self._try():
             await asyncio.sleep(PERIOD_S)
         logger.info("%s is now the leader", self._identity)
 
-    async def keep(self) -> None:
+    async def renew_until_lost(self) -> None:
         """Renew the lease. Return when another replica holds it, or after RENEW_FOR_S without a
         successful renewal."""
         renewed = self._clock()
@@ -68,7 +69,7 @@ class Lease:
                 break
         logger.warning("%s is no longer the leader", self._identity)
 
-    async def release(self) -> None:
+    async def release_lease(self) -> None:
         """Release the lease, so that the next leader need not wait for its expiry. Best effort."""
         try:
             async with asyncio.timeout(PERIOD_S):

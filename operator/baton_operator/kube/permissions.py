@@ -20,6 +20,14 @@ from baton_operator.kube.kinds import (
 )
 from baton_operator.names import OPERATOR
 
+WATCHED = ("get", "list", "watch")
+# A server-side apply that creates an object needs both create and patch.
+MADE = (*WATCHED, "create", "patch", "delete")
+# For the pool's own Secret; get also for those that the pool names. Garbage collection deletes it.
+READ_BY_NAME = ("get", "create", "patch")
+# To annotate pods that must go.
+MARKED = (*WATCHED, "patch")
+
 
 class PermissionRule(msgspec.Struct, frozen=True):
     """`resource` may include a subresource, as in "inferencepools/status". `names`: the objects to
@@ -29,15 +37,6 @@ class PermissionRule(msgspec.Struct, frozen=True):
     resource: str
     verbs: tuple[str, ...]
     names: tuple[str, ...] = ()
-
-
-WATCHED = ("get", "list", "watch")
-# A server-side apply that creates an object needs both create and patch.
-MADE = (*WATCHED, "create", "patch", "delete")
-# For the pool's own Secret; get also for those that the pool names. Garbage collection deletes it.
-READ_BY_NAME = ("get", "create", "patch")
-# To annotate pods that must go.
-MARKED = (*WATCHED, "patch")
 
 
 def _verbs(kind: ObjectKind) -> tuple[str, ...]:
@@ -56,10 +55,14 @@ POOL_RULES = (
     PermissionRule(POOL_SCALER.group, f"{POOL_SCALER.plural}/status", ("patch",)),
     PermissionRule(EVENT.group, EVENT.plural, ("create", "list")),
 )
+
+
 # If all namespaces are served: kopf watches CRDs to notice a kind that is installed later.
 CLUSTER_RULES = (
     PermissionRule("apiextensions.k8s.io", "customresourcedefinitions", ("list", "watch")),
 )
+
+
 # In the operator's own namespace, with leader election: the Lease has the installation's name. RBAC
 # cannot restrict create to a name.
 LEASE_RULES = (

@@ -21,13 +21,13 @@ def shared_hosts(key: PoolKey, specs: Mapping[PoolKey, Any]) -> tuple[SharedHost
     own = dict(_places(key, specs.get(key)))
     if not own:
         return ()
-    found = [
+    shared = [
         SharedHost(field=own[place], host=place[-1], pool=str(other))
         for other, spec in sorted(specs.items())
         if other != key
         for place in sorted({place for place, _ in _places(other, spec)} & own.keys())
     ]
-    return tuple(found[:MOST])
+    return tuple(shared[:MOST])
 
 
 def _places(key: PoolKey, spec: Any) -> Iterator[tuple[Place, str]]:

@@ -17,11 +17,9 @@ from __future__ import annotations
 import asyncio
 import logging
 import tempfile
-from collections.abc import AsyncIterator, Callable, Iterator, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import asynccontextmanager, contextmanager
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from urllib.parse import parse_qsl, urlencode, urlsplit
-from weakref import WeakValueDictionary
 
 import msgspec
 
@@ -30,28 +28,24 @@ from baton_kvstore.errors import StoreError
 from baton_kvstore.index.registry import Registry
 from baton_operator.api.pool import Pool
 from baton_operator.api.status import READY, PoolStatus
-from baton_operator.builders.store import store_settings
-from baton_operator.kube.egress import Address, AddressRefused, Network, allowed, look_up
+from baton_operator.builders.store_access import store_settings
+from baton_operator.kube.egress import AddressRefused, Network, allowed
+from baton_operator.state.index_timing import (
+    FIRST_RETRY_S,
+    LONGEST_RETRY_S,
+    LastQuery,
+    next_read_at,
+    pause_s,
+    planned_pause_s,
+)
+from baton_operator.state.lookups import Lookups
 from baton_operator.state.observed import Observed
 from baton_operator.state.store_check import StoreProblem, ping, problem_with
-from baton_protocol.store import ROLES, FetchReport, NodeReport, RouterReport
+from baton_protocol.store import FetchReport, NodeReport, RouterReport
 
 logger = logging.getLogger(__name__)
 ANSWER_S = 2.0
-# Seconds for which an answer is fresh: while nodes drain, while the pool sleeps (a request may
-# wait), for a pool with autoscaling, during a fetch, for a pool that is not ready, for others.
-DRAINING_S = 2.0
-ASLEEP_S = 2.0
-LOOK_S = 5.0
-FETCHING_S = 5.0
-UNSETTLED_S = 15.0
-# The first report of a node that has just become ready: its fingerprint is in the status at once.
-UNREPORTED_S = 2.0
-STEADY_S = 60.0
-FIRST_RETRY_S = 10.0
-LONGEST_RETRY_S = 300.0
 SILENT = 3  # failed reads in a row after which an index counts as silent
-LOOKUPS = 4  # concurrent DNS lookups
 
 
 class Login(msgspec.Struct, frozen=True, kw_only=True):
@@ -69,99 +63,6 @@ class Answer(msgspec.Struct, frozen=True, kw_only=True):
     nodes: tuple[NodeReport, ...]
     fetches: tuple[FetchReport, ...]
     routers: tuple[RouterReport, ...] = ()
-
-
-class LastQuery(msgspec.Struct, frozen=True):
-    """When a pool's index was last read, and how many reads in a row failed. `refused`: why the
-    operator may not connect to it. `urls`: those of the store. `problem`: of an external store."""
-
-    at: float
-    failures: int = 0
-    refused: str = ""
-    urls: tuple[str, ...] = ()
-    problem: StoreProblem | None = None
-
-
-def pause_s(pool: Pool, observed: Observed, status: PoolStatus | None) -> float | None:
-    """Seconds for which an answer is fresh; None while there is no index to read."""
-    managed = pool.spec.kv_store.external is None
-    index = [pod for pod in observed.pods if pod.component == "kv-index" and pod.ready]
-    nodes = [pod for pod in observed.pods if pod.component in ROLES]
-    planned = _planned_s(pool)
-    if (managed and not index) or not (nodes or planned):
-        return None
-    if observed.drains:
-        return (planned or UNSETTLED_S) if observed.held else DRAINING_S
-    if planned:
-        return planned
-    if any(pod.fetch == "running" for pod in nodes):
-        return FETCHING_S
-    ready = status.condition(READY) if status is not None else None
-    settled = ready is not None and ready.status == "True"
-    if status is None or not settled:
-        return UNSETTLED_S
-    if status.fingerprint and status.exact:
-        return STEADY_S
-    # In a roll-out the nodes of the new revision may load their model for long.
-    reports = any(pod.ready and pod.revision == status.revision for pod in nodes)
-    return UNREPORTED_S if reports else UNSETTLED_S
-
-
-def _planned_s(pool: Pool) -> float:
-    """The interval for a pool with autoscaling; 0 for other pools."""
-    if pool.spec.autoscaling is None or not pool.spec.autoscaling.is_planned:
-        return 0.0
-    return LOOK_S if pool.spec.prefill.replicas + pool.spec.decode.replicas else ASLEEP_S
-
-
-def next_question(
-    pause: float, last: LastQuery | None, longest_s: float = LONGEST_RETRY_S
-) -> float:
-    """The time of the next read: after a failure at most `longest_s` later."""
-    if last is None:
-        return 0.0
-    if not last.failures:
-        return last.at + pause
-    # The exponent is capped: 2 ** 10 already exceeds the longest delay.
-    retry = FIRST_RETRY_S * 2.0 ** min(last.failures - 1, 10)
-    return last.at + min(longest_s, retry)
-
-
-class Lookups:
-    """DNS lookups for all pools of one event loop. `resolve` returns the addresses of a host; it
-    may block and runs in a thread."""
-
-    def __init__(self, resolve: Callable[[str, int], tuple[Address, ...]] = look_up) -> None:
-        self._resolve = resolve
-        # Separate threads: a slow DNS server would block the event loop's default executor.
-        self._threads = ThreadPoolExecutor(LOOKUPS, "index-lookup")
-        self._running: dict[str, Future[tuple[Address, ...]]] = {}
-        self._turns: WeakValueDictionary[str, asyncio.Lock] = WeakValueDictionary()
-        self._slots = asyncio.Semaphore(LOOKUPS)
-
-    @asynccontextmanager
-    async def turn(self, namespace: str) -> AsyncIterator[None]:
-        """Wait until this namespace may read an index. One read per namespace runs at a time, and
-        at most LOOKUPS in total, so that a namespace whose indexes hang blocks no other."""
-        turn = self._turns.setdefault(namespace, asyncio.Lock())
-        async with turn, self._slots:
-            yield
-
-    async def addresses(self, namespace: str, host: str, port: int) -> tuple[Address, ...]:
-        """Resolve a host. One lookup per namespace runs at a time: a lookup cannot be cancelled,
-        and a name server may never answer. Raise TimeoutError while an earlier one still runs."""
-        running = self._running.get(namespace)
-        if running is not None and not running.done():
-            raise TimeoutError("an earlier DNS lookup for this namespace is still running")
-        running = self._threads.submit(self._resolve, host, port)
-        self._running[namespace] = running
-        found = await asyncio.wrap_future(running)
-        if self._running.get(namespace) is running:
-            del self._running[namespace]
-        return found
-
-    def close(self) -> None:
-        self._threads.shutdown(wait=False, cancel_futures=True)
 
 
 class IndexReader:
@@ -187,11 +88,11 @@ class IndexReader:
         pause = pause_s(pool, observed, status)
         if pause is None:
             return None
-        longest_s = FIRST_RETRY_S if _planned_s(pool) else LONGEST_RETRY_S
+        longest_s = FIRST_RETRY_S if planned_pause_s(pool) else LONGEST_RETRY_S
         last = self._last_query
         if last is not None and last.urls != _urls(pool):
             last = None  # the store of the last answer is no longer the pool's
-        next_s = next_question(pause, last, longest_s)
+        next_s = next_read_at(pause, last, longest_s)
         return max(0.0, next_s - self._clock())
 
     async def read(
@@ -241,7 +142,7 @@ class IndexReader:
             with index_url_of(pool, login) as url:
                 async with Registry(url, pool.key, addresses) as registry:
                     nodes, fetches = await registry.nodes(), await registry.fetches()
-                    routers = await registry.routers() if _planned_s(pool) else []
+                    routers = await registry.routers() if planned_pause_s(pool) else []
         return Answer(nodes=tuple(nodes), fetches=tuple(fetches), routers=tuple(routers))
 
     async def _check_data(self, pool: Pool, login: Login | None) -> StoreProblem | None:
@@ -262,9 +163,9 @@ class IndexReader:
     async def _addresses(self, pool: Pool, url: str) -> list[str]:
         """Checked for a managed index too: users who may edit its Service can redirect its name."""
         endpoint = parse_endpoint(url)
-        found = await self._lookups.addresses(pool.namespace, endpoint.host, endpoint.port)
+        addresses = await self._lookups.addresses(pool.namespace, endpoint.host, endpoint.port)
         networks = self._networks if pool.spec.kv_store.external is not None else ()
-        return allowed(endpoint.host, found, networks)
+        return allowed(endpoint.host, addresses, networks)
 
 
 @contextmanager

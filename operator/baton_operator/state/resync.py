@@ -14,8 +14,9 @@ import random
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from baton_operator.kube.client import Api, ApiError, Body, Refused, TooManyRequests, Unavailable
+from baton_operator.kube.client import Api, ApiError, ApiUnavailable, Refused, TooManyRequests
 from baton_operator.kube.kinds import POOL, WATCHED, ChildKey, ObjectKind
+from baton_operator.kube.objects import Body
 from baton_operator.names import POOL_LABEL
 from baton_operator.state.cache import Cache, PoolKey, keys_of
 
@@ -60,12 +61,12 @@ class Resync:
         self._retry_at = math.inf
         self._woken = asyncio.Event()
 
-    def mark(self, kind: ObjectKind) -> None:
+    def mark_listed(self, kind: ObjectKind) -> None:
         """A watch listed this kind: objects may have been deleted since its previous listing."""
         self._marked.add(kind)
         self._woken.set()
 
-    async def first(self) -> None:
+    async def wait_for_cache(self) -> None:
         """Return once the cache contains all existing objects: a reconcile without them would
         report children as missing. Give up after FIRST_S, but not while the server does not answer,
         because the cache is then empty."""
@@ -73,7 +74,7 @@ class Resync:
         while True:
             try:
                 missing = await self._missing()
-            except Unavailable as error:
+            except ApiUnavailable as error:
                 if not silent:
                     logger.info("waiting for the API server: %s", error)
                 late, silent = self._clock() + FIRST_S, True
@@ -116,7 +117,10 @@ class Resync:
                 keys = {PoolKey(metadata["namespace"], metadata["name"]) for metadata in listed}
                 missing: set[Any] = keys - set(self._cache.pools())
             else:
-                missing = keys_of(kind, listed).keys() - self._cache.of_kind(kind, namespace).keys()
+                missing = (
+                    keys_of(kind, listed).keys()
+                    - self._cache.children_of_kind(kind, namespace).keys()
+                )
             if missing:
                 return True
         return False
@@ -145,7 +149,7 @@ class Resync:
             await self._compare(marked)
 
     async def _compare(self, kinds: set[ObjectKind]) -> None:
-        unanswered: list[Unavailable] = []
+        unanswered: list[ApiUnavailable] = []
         for kind in kinds:
             self._failed.discard(kind)
             try:
@@ -154,7 +158,7 @@ class Resync:
                         await self._compare_pools(namespace)
                     else:
                         await self._compare_children(kind, namespace)
-            except Unavailable as error:
+            except ApiUnavailable as error:
                 self._failed.add(kind)
                 unanswered.append(error)
             except ApiError as error:
@@ -162,7 +166,7 @@ class Resync:
 
         self._plan_retry(unanswered)
 
-    def _plan_retry(self, unanswered: list[Unavailable]) -> None:
+    def _plan_retry(self, unanswered: list[ApiUnavailable]) -> None:
         """Exponential backoff, but no earlier than the server asked for."""
         if not self._failed:
             self._failures, self._retry_at = 0, math.inf
@@ -177,34 +181,34 @@ class Resync:
         self._retry_at = self._clock() + max(pause, retry_after_s) * random.uniform(1.0, 1.25)
 
     async def _compare_children(self, kind: ObjectKind, namespace: str | None) -> None:
-        known = self._cache.of_kind(kind, namespace)
+        cached = self._cache.children_of_kind(kind, namespace)
         listed = await self._list(kind, namespace)
-        for key in self._cache.compare(kind, listed, known):
+        for key in self._cache.compare_listing(kind, listed, cached):
             body = await self._api.get(key)
             if body is not None:
                 self._cache.see_child(body)
 
     async def _compare_pools(self, namespace: str | None) -> None:
-        known = {key: self._cache.pool(key) for key in self._cache.pools()}
+        cached = {key: self._cache.pool(key) for key in self._cache.pools()}
         listed = await self._list(POOL, namespace)
         pools = {PoolKey(metadata["namespace"], metadata["name"]): metadata for metadata in listed}
-        for key, pool in known.items():
+        for key, pool in cached.items():
             if pool is not None and key not in pools and namespace in (None, key.namespace):
                 self._cache.lose_pool(key, pool["metadata"]["uid"])
         for key, metadata in pools.items():
-            if _newer(metadata, known.get(key)):
+            if _newer(metadata, cached.get(key)):
                 place = ChildKey(POOL.api_version, POOL.kind, key.namespace, key.name)
                 body = await self._api.get(place)
                 if body is not None:
                     self._cache.see_pool(body)
 
 
-def _retry_after_s(error: Unavailable) -> float:
+def _retry_after_s(error: ApiUnavailable) -> float:
     """Seconds for which the server asked clients to wait."""
     return error.retry_after_s if isinstance(error, TooManyRequests) else 0.0
 
 
-def _newer(metadata: Body, known: Body | None) -> bool:
-    if known is None:
+def _newer(metadata: Body, cached: Body | None) -> bool:
+    if cached is None:
         return True
-    return int(metadata["resourceVersion"]) > int(known["metadata"]["resourceVersion"])
+    return int(metadata["resourceVersion"]) > int(cached["metadata"]["resourceVersion"])

@@ -2,7 +2,8 @@
 
 In: the API's events. Out: calls of the cache, marks for the resync. It uses only plain event
 handlers, which store nothing in the objects: no finalizers, no annotations. It uses no indexes,
-because kopf would hold every object until all kinds were listed: half of the operator's memory.
+because kopf would hold every object until all kinds were listed: half of the operator's memory. For
+daemons, timers and peering see "What Baton uses of kopf" in docs/architecture.md.
 kopf lists again after a watch was down too long and does not report deletions meanwhile, so each
 listing is a mark for the resync, which compares.
 """
@@ -80,7 +81,8 @@ def watch_settings(
     settings.scanning.disabled = bool(namespaces)
     # Otherwise kopf would kill this process 10 minutes after its own restart in it.
     settings.process.ultimate_exiting_timeout = None
-    # Nothing is stored in objects; if kopf ever does, it uses names of our own.
+    # Nothing is stored in objects. kopf removes a finalizer of this name from an object that needs
+    # none: with its default name it would remove that of another operator.
     settings.persistence.finalizer = f"{PREFIX}/finalizer"
     settings.persistence.progress_storage = kopf.AnnotationsProgressStorage(prefix=PREFIX)
     settings.persistence.diffbase_storage = NoDiffs()

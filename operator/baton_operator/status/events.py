@@ -1,4 +1,4 @@
-"""Events for the changes in a pool's life that a user should see. Pure, except PodEvents.
+"""Events for the changes in a pool's life that a user should see. Pure.
 
 In: the previous and the current status. Out: Kubernetes events, only for changes, so that an
 operator that restarts repeats none. The drainer posts the events about draining nodes.
@@ -6,127 +6,22 @@ operator that restarts repeats none. The drainer posts the events about draining
 
 from __future__ import annotations
 
-import logging
-from collections.abc import Callable, Mapping, Sequence
-from typing import Literal, Protocol
+from collections.abc import Sequence
+from typing import Literal
 
 import msgspec
 
 from baton_operator.api.status import Condition, PoolStatus
 from baton_operator.autoscaling.planner.records import MOVE
-from baton_operator.kube.client import ApiError, Body, Unavailable
-from baton_operator.kube.kinds import EVENT, ObjectKind
-from baton_operator.state.cache import PoolKey
-from baton_operator.state.observed import ObservedPod, Problem, unprepared_problem
 from baton_operator.status import conditions as c
-from baton_operator.status.derive import OLD_NODES, held_words
-
-logger = logging.getLogger(__name__)
-
-# Seconds. Most pods are prepared in less; a kubelet reports a missing Secret within a second.
-ASK_S = 4.0
-# Seconds between listings once a problem is known: it usually stays the same.
-KNOWN_S = 30.0
-
-
-class _EventQuery(msgspec.Struct, frozen=True):
-    """When a pod's events were last listed, and the problem found. Before the first listing `at` is
-    the time since which the pod is unprepared."""
-
-    at: float
-    problem: Problem | None = None
-
-    @property
-    def due(self) -> float:
-        return self.at + (ASK_S if self.problem is None else KNOWN_S)
-
-
-class Lister(Protocol):
-    """Implemented by `Api`."""
-
-    async def list_where(
-        self, kind: ObjectKind, namespace: str, fields: Mapping[str, str]
-    ) -> list[Body]: ...
-
-
-class PodEvents:
-    """Finds out why a pod's volumes, secrets or network are missing, which only events say.
-
-    In: pods that a kubelet cannot prepare. Out: the same pods with the kubelet's message. A cluster
-    has many events, and a healthy pool needs none of them. So they are not watched but listed, for
-    a pod that has been unprepared for some seconds, and for one pod per component, because a
-    condition names only one.
-
-    For one pool. `clock` is that of `FirstSeen`; `again` is called with the seconds until the next
-    reconcile.
-    """
-
-    def __init__(
-        self,
-        key: PoolKey,
-        api: Lister,
-        clock: Callable[[], float],
-        again: Callable[[float], None],
-    ) -> None:
-        self._key = key
-        self._api = api
-        self._clock = clock
-        self._again = again
-        self._queries: dict[str, _EventQuery] = {}
-        self._refused = False
-
-    async def explained(self, pods: Sequence[ObservedPod]) -> tuple[ObservedPod, ...]:
-        queries: dict[str, _EventQuery] = {}
-        for pod in _first_unprepared(pods):
-            known = self._queries.get(pod.name) or _EventQuery(pod.seen.unprepared)
-            if self._clock() >= known.due:
-                known = _EventQuery(self._clock(), await self._ask(pod.name) or known.problem)
-            queries[pod.name] = known
-        self._queries = queries
-        if queries:
-            due = min(query.due for query in queries.values())
-            self._again(max(0.0, due - self._clock()))
-        problems = {name: query.problem for name, query in queries.items()}
-        return tuple(_with_problem(pod, problems.get(pod.name)) for pod in pods)
-
-    async def _ask(self, pod: str) -> Problem | None:
-        """The pod's problem. None also if the events cannot be listed; the condition then says that
-        nothing more is known."""
-        fields = {"type": "Warning", "regarding.kind": "Pod", "regarding.name": pod}
-        try:
-            return unprepared_problem(
-                await self._api.list_where(EVENT, self._key.namespace, fields)
-            )
-        except Unavailable as error:
-            logger.info("cannot read the events of pod %s/%s: %s", self._key.namespace, pod, error)
-        except ApiError as error:
-            if not self._refused:
-                logger.warning("pool %s: cannot read the events of its pods: %s", self._key, error)
-            self._refused = True
-        return None
-
-
-def _first_unprepared(pods: Sequence[ObservedPod]) -> list[ObservedPod]:
-    """The first unprepared pod of each component."""
-    found: dict[str, ObservedPod] = {}
-    for pod in sorted(pods, key=lambda pod: pod.name):
-        if pod.unprepared_since and not pod.problem:
-            found.setdefault(pod.component, pod)
-    return list(found.values())
-
-
-def _with_problem(pod: ObservedPod, problem: Problem | None) -> ObservedPod:
-    if problem is None:
-        return pod
-    return msgspec.structs.replace(pod, problem=problem.reason, message=problem.message)
-
+from baton_operator.status.condition_kinds import ConditionKind
+from baton_operator.status.findings.rollout import OLD_NODES
+from baton_operator.status.findings.sole_operator import held_words
 
 # Reasons of Ready that need nobody's attention.
 _QUIET = frozenset(
     {c.PAUSED.name} | {reason.name for kind in c.KINDS for reason in kind.reasons if reason.waits}
 )
-
-
 # Reasons of conditions that have their own events.
 _REPORTED = frozenset(reason.name for kind in (c.VALID, c.APPLIED) for reason in kind.reasons)
 
@@ -140,7 +35,7 @@ class PoolEvent(msgspec.Struct, frozen=True, kw_only=True):
 def events_between(before: PoolStatus | None, after: PoolStatus) -> tuple[PoolEvent, ...]:
     """Events in causal order."""
     last = before or PoolStatus()
-    found = (
+    events = (
         _turned_false(last, after, c.VALID),
         _turned_false(last, after, c.APPLIED),
         _turned_false(last, after, c.SOLE_OPERATOR),
@@ -151,28 +46,28 @@ def events_between(before: PoolStatus | None, after: PoolStatus) -> tuple[PoolEv
         _planned(last, after),
         _ready(last, after),
     )
-    return tuple(event for event in found if event is not None)
+    return tuple(event for event in events if event is not None)
 
 
-def held(holder: str, other: str) -> PoolEvent:
+def held_event(holder: str, other: str) -> PoolEvent:
     """Posted by the operator that leaves the pool alone."""
     return PoolEvent(type="Warning", reason="HeldByOther", message=held_words(holder, other))
 
 
-def drain_begun(role: str, pod: str, why: str, replaced_by: str) -> PoolEvent:
+def drain_event(role: str, pod: str, why: str, replaced_by: str) -> PoolEvent:
     """`replaced_by` is the revision that replaces the node, "" in a scale-down."""
     what = f"makes room for revision {replaced_by}" if replaced_by else "is no longer needed"
     return _normal("Draining", f"{role} node {pod} {what} and drains: {why}")
 
 
-def drain_ended(nodes: str, replicas: int, fewer: int, pods: Sequence[str]) -> PoolEvent:
+def drained_event(nodes: str, replicas: int, fewer: int, pods: Sequence[str]) -> PoolEvent:
     """`replicas` is the previous number of such `nodes`, `fewer` the new one."""
     names = ", ".join(pods)
     message = f"{nodes}: scaled from {replicas} to {fewer} replicas, without {names}"
     return _normal("Drained", message)
 
 
-def drain_undone(role: str, pod: str) -> PoolEvent:
+def resumed_event(role: str, pod: str) -> PoolEvent:
     return _normal("Resumed", f"{role} node {pod} is needed again and no longer drains")
 
 
@@ -180,19 +75,19 @@ def _normal(reason: str, message: str) -> PoolEvent:
     return PoolEvent(type="Normal", reason=reason, message=message)
 
 
-def _status(status: PoolStatus, kind: c.ConditionKind) -> str:
-    found = status.condition(kind.name)
-    return found.status if found is not None else ""
+def _status(status: PoolStatus, kind: ConditionKind) -> str:
+    condition = status.condition(kind.name)
+    return condition.status if condition is not None else ""
 
 
-def _became_true(before: PoolStatus, after: PoolStatus, kind: c.ConditionKind) -> Condition | None:
+def _became_true(before: PoolStatus, after: PoolStatus, kind: ConditionKind) -> Condition | None:
     """The condition, if it was False or Unknown before."""
     if _status(before, kind) in ("False", "Unknown") and _status(after, kind) == "True":
         return after.condition(kind.name)
     return None
 
 
-def _turned_false(before: PoolStatus, after: PoolStatus, kind: c.ConditionKind) -> PoolEvent | None:
+def _turned_false(before: PoolStatus, after: PoolStatus, kind: ConditionKind) -> PoolEvent | None:
     """An event with the condition's own reason, such as SpecInvalid or ApplyRefused."""
     now = after.condition(kind.name)
     if now is None or now.status != "False" or _status(before, kind) == "False":
@@ -256,7 +151,7 @@ def _ready(before: PoolStatus, after: PoolStatus) -> PoolEvent | None:
     if now.status == "True":
         return None if ready else _normal("Ready", after.url)
     kind: Literal["Normal", "Warning"] = "Normal" if now.reason in _QUIET else "Warning"
-    known = was is not None and was.reason == now.reason
-    if not ready and (known or now.reason in _QUIET | _REPORTED):
+    repeats = was is not None and was.reason == now.reason
+    if not ready and (repeats or now.reason in _QUIET | _REPORTED):
         return None
     return PoolEvent(type=kind, reason="NotReady", message=f"{now.reason}: {now.message}")

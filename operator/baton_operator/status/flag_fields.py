@@ -43,12 +43,12 @@ def field_of(message: str, component: str, pool: Pool) -> str:
     if not router and component not in ROLES:
         return ""
     spec = pool.spec
-    known = (_ROUTERS if router else _NODES) | _STORE
+    fields_by_flag = (_ROUTERS if router else _NODES) | _STORE
     extra = spec.router.extra_args if router else spec.engine.extra_args
     for flag in _FLAG.findall(message):
         if any(re.match(rf"--(no-)?{flag}(=|$)", given) for given in extra):
             return "spec.router.extraArgs" if router else "spec.engine.extraArgs"
-        fields = known.get(flag, ())
+        fields = fields_by_flag.get(flag, ())
         if flag == "model" and spec.model.uri:
             fields = fields[1:]
         if fields:

@@ -18,8 +18,9 @@ from baton_operator.api.crd import (
     helm_template,
     scaler_crd,
 )
-from baton_operator.api.pool import PoolSpec, read_spec
 from baton_operator.api.schema import Schema
+from baton_operator.api.spec import PoolSpec
+from baton_operator.api.spec_reader import read_spec
 from baton_operator.status.conditions import KINDS
 
 ROOT = Path(__file__).resolve().parents[3]

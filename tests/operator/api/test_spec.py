@@ -10,8 +10,10 @@ from typing import Any
 import msgspec
 import pytest
 
-from baton_operator.api.fields import gpus_of, gpus_of_pod, quantity_bytes
-from baton_operator.api.pool import RouterSpec, SpecError, read_pool, read_spec
+from baton_operator.api.pool import read_pool
+from baton_operator.api.resources import gpus_of, gpus_of_pod, quantity_bytes
+from baton_operator.api.router import RouterSpec
+from baton_operator.api.spec_reader import SpecError, read_spec
 from baton_operator.api.store import ManagedStore
 from tests.support.kubernetes.manifests import CREDENTIALS, INSTALLATION, sample, sample_pool
 

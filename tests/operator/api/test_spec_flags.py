@@ -12,9 +12,11 @@ from baton_cli.main import read_command
 from baton_cli.options.flag import flags_of
 from baton_cli.options.records import NodeOptions, RouterOptions
 from baton_engine.config.engine_config import DType, EngineKind
-from baton_operator.api import pool as operator
-from baton_operator.api.fields import NODE_FLAGS, ROUTER_FLAGS
-from baton_operator.api.pool import REQUEST_S, EngineSpec, PoolSpec
+from baton_operator.api import nodes
+from baton_operator.api.flags import NODE_FLAGS, ROUTER_FLAGS
+from baton_operator.api.nodes import EngineSpec
+from baton_operator.api.router import REQUEST_S
+from baton_operator.api.spec import PoolSpec
 from baton_operator.api.store import KVStoreSpec
 from baton_operator.builders import build_pool
 from baton_operator.builders.nodes import build_nodes
@@ -74,5 +76,5 @@ def test_a_field_that_passes_through_has_the_default_and_the_choices_of_its_flag
     assert (engine.block_size, engine.chunk_blocks) == (node.block_size, node.chunk_blocks)
     assert engine.max_model_len == node.max_model_len
 
-    assert get_args(operator.EngineKind) == get_args(EngineKind)
-    assert get_args(operator.DType) == get_args(DType)
+    assert get_args(nodes.EngineKind) == get_args(EngineKind)
+    assert get_args(nodes.DType) == get_args(DType)

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from baton_operator.api.pool import Pool
-from baton_operator.builders.nodes import build_budgets
+from baton_operator.builders.disruption import build_budgets
 from baton_operator.builders.router import build_router
 from tests.support.kubernetes.manifests import sample_pool
 

@@ -10,16 +10,18 @@ from typing import Any
 import msgspec
 import pytest
 
-from baton_operator.api.pool import Pool, SpecError
+from baton_operator.api.pool import Pool
+from baton_operator.api.spec_reader import SpecError
 from baton_operator.api.status import AutoscalingStatus, PoolStatus
 from baton_operator.autoscaling.autoscaler import Autoscaler
 from baton_operator.autoscaling.desired import desired_now
 from baton_operator.builders.nodes import revision_of
 from baton_operator.metrics import Metrics
 from baton_operator.state.cache import Cache, PoolKey
-from baton_operator.state.index_reader import LOOK_S, Answer
+from baton_operator.state.index_reader import Answer
+from baton_operator.state.index_timing import LOOK_S
 from baton_operator.state.observed import Observed, Planned
-from baton_operator.status.derive import derive
+from baton_operator.status.derive import derive_status
 from baton_protocol.store import NodeLoad, Role, RouterReport
 from tests.support.kubernetes.manifests import sample, sample_pool
 from tests.support.planner.observations import NOW, OLD, observed, report, workload
@@ -107,7 +109,7 @@ class Operator:
         pool, planned = self.autoscaler.follow(self.pool, revision, seen, answer)
         decided = msgspec.structs.replace(seen, planned=planned)
         now = NOW + timedelta(seconds=self.seconds)
-        self.status = derive(pool, revision, 1, decided, self.status, now, self.seconds)
+        self.status = derive_status(pool, revision, 1, decided, self.status, now, self.seconds)
         return pool, planned
 
     def looks(self, count: int, rate: float = 0.0, **answer: Any) -> tuple[int, int]:

@@ -12,7 +12,8 @@ from baton_operator.autoscaling.node_metrics import BATCH, Gauge
 from baton_operator.autoscaling.node_views import Starts, nodes_of
 from baton_operator.autoscaling.planner.capability.learn import NodeSample
 from baton_operator.autoscaling.planner.records import NodeView, Phase
-from baton_operator.state.observed import FirstSeen, ObservedPod, read_pod
+from baton_operator.state.observed import FirstSeen, ObservedPod
+from baton_operator.state.readers import read_pod
 from baton_protocol.ids import Epoch
 from baton_protocol.store import NodeLoad, NodeReport, Role, Speeds
 from tests.support.kubernetes import pod_bodies as b

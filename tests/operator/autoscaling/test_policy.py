@@ -8,7 +8,8 @@ from zoneinfo import ZoneInfo
 
 import pytest
 
-from baton_operator.api.pool import Pool, SpecError
+from baton_operator.api.pool import Pool
+from baton_operator.api.spec_reader import SpecError
 from baton_operator.autoscaling.planner.limits.schedule import Range, ranges
 from baton_operator.autoscaling.planner.records import Bounds, Policy
 from baton_operator.autoscaling.policy import policy_of

@@ -8,9 +8,10 @@ import pytest
 
 from baton_operator.autoscaling.pool_scalers import nodes_of, seed_of, with_replicas
 from baton_operator.builders import build_pool
-from baton_operator.builders.nodes import build_scalers, revision_of, seeded, selector_of
+from baton_operator.builders.nodes import revision_of
+from baton_operator.builders.scalers import build_scalers, seeded, selector_of
 from baton_operator.kube.kinds import ChildKey, key_of
-from baton_operator.state.cache import CachedChild, read_child
+from baton_operator.state.child import CachedChild, read_child
 from baton_operator.status.conditions import NONE_WANTED
 from tests.support.kubernetes import pod_bodies as b
 from tests.support.kubernetes.manifests import sample_pool

@@ -8,10 +8,11 @@ from typing import Any
 import msgspec
 import pytest
 
-from baton_operator.api.pool import Installation, Pool, SpecError
+from baton_operator.api.pool import Installation, Pool
+from baton_operator.api.spec_reader import SpecError
 from baton_operator.builders import build_pool
 from baton_operator.builders.nodes import revision_of
-from baton_operator.builders.store import store_settings
+from baton_operator.builders.store_access import store_settings
 from baton_operator.names import LONGEST_POOL_NAME
 from tests.support.kubernetes.manifests import (
     IMAGES,

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from baton_operator.builders.child import copied, merged
+from baton_operator.builders.overrides import copy_without_nulls, merge_template
 
 CASES: dict[str, tuple[dict[str, Any], dict[str, Any], dict[str, Any]]] = {
     "new fields are added": ({"a": 1}, {"b": 2}, {"a": 1, "b": 2}),
@@ -106,7 +106,7 @@ CASES: dict[str, tuple[dict[str, Any], dict[str, Any], dict[str, Any]]] = {
 def test_an_override_is_merged_as_documented(
     built: dict[str, Any], override: dict[str, Any], result: dict[str, Any]
 ) -> None:
-    assert merged(built, override) == result
+    assert merge_template(built, override) == result
 
 
 SPECIAL_KEYS = ["name", "key", "mountPath", "env", "tolerations", "volumes", "volumeMounts", "exec"]
@@ -143,7 +143,7 @@ def test_a_merge_shares_nothing_has_no_null_and_does_not_change_its_inputs(
     built: dict[str, Any], override: dict[str, Any]
 ) -> None:
     before = deepcopy((built, override))
-    result = merged(built, override)
+    result = merge_template(built, override)
     assert (built, override) == before
     assert parts(result).isdisjoint(parts(built) | parts(override))
     assert nulls(result) == 0
@@ -151,18 +151,18 @@ def test_a_merge_shares_nothing_has_no_null_and_does_not_change_its_inputs(
 
 @given(trees(LEAVES))
 def test_an_empty_override_changes_nothing(built: dict[str, Any]) -> None:
-    assert merged(built, {}) == copied(built)
+    assert merge_template(built, {}) == copy_without_nulls(built)
 
 
 @given(trees(LEAVES), trees(LEAVES))
 def test_merging_the_same_override_twice_equals_once(
     built: dict[str, Any], override: dict[str, Any]
 ) -> None:
-    once = merged(built, override)
-    assert merged(once, override) == once
+    once = merge_template(built, override)
+    assert merge_template(once, override) == once
 
 
 @given(trees(LEAVES))
 def test_an_object_that_occurs_twice_is_copied_twice(tree: dict[str, Any]) -> None:
-    result = merged({"a": tree, "b": tree}, {})
+    result = merge_template({"a": tree, "b": tree}, {})
     assert parts(result["a"]).isdisjoint(parts(result["b"]))

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from baton_operator.api.fields import quantity_bytes
+from baton_operator.api.resources import quantity_bytes
 from baton_operator.builders import build_pool
 from tests.support.kubernetes.documents import ROOT
 from tests.support.kubernetes.manifests import (

@@ -6,63 +6,52 @@ from typing import Any
 
 from baton_operator.api.pool import Pool
 from baton_operator.builders import Manifest, build_pool
-from baton_operator.controller.reconcile import (
-    Act,
+from baton_operator.controller.diff import (
+    Action,
     Applied,
     Apply,
     Delete,
     Foreign,
+    diff_children,
     manifest_digest,
-    plan,
 )
 from baton_operator.kube.kinds import ChildKey, key_of
 from baton_operator.rollout.goal import Lower
-from baton_operator.state.cache import CachedChild, read_child
-from tests.support.kubernetes.manifests import sample_pool
+from baton_operator.state.child import CachedChild
+from tests.operator.children import DESIRED, POOL, PROVEN, cached, labels_of, live, old_nodes
 
-POOL = sample_pool("sim")
-DESIRED = build_pool(POOL)
-
-
-def live(manifest: Manifest, uid: str = "u", **status: Any) -> Manifest:
-    """Return the manifest as the API server would return it."""
-    metadata = {**manifest["metadata"], "uid": uid, "resourceVersion": "1", "generation": 1}
-    return {**manifest, "metadata": metadata, "status": {"observedGeneration": 1, **status}}
-
-
-def known(*bodies: Manifest) -> dict[ChildKey, CachedChild]:
-    return {key_of(body): read_child(body) for body in bodies}
+STORE = [one for one in DESIRED if labels_of(one)["baton.dev/component"] in ("kv-index", "kv-data")]
 
 
 def applied(*bodies: Manifest) -> dict[ChildKey, Applied]:
     """Return records that each body is the result of applying its own manifest."""
     by_key = {key_of(manifest): manifest_digest(manifest) for manifest in DESIRED}
-    children = known(*bodies)
+    children = cached(*bodies)
     return {key: Applied(by_key[key], one.uid, one.digest) for key, one in children.items()}
 
 
 def planned(
     children: dict[ChildKey, CachedChild], done: dict[ChildKey, Applied], pool: Pool = POOL
-) -> list[Act]:
-    return plan(pool.uid, build_pool(pool), children, done)
+) -> list[Action]:
+    return diff_children(pool.uid, build_pool(pool), children, done)
 
 
 def test_all_children_of_a_new_pool_are_applied_in_order() -> None:
-    acts = planned({}, {})
-    assert [act.key for act in acts] == [key_of(manifest) for manifest in DESIRED]
-    assert all(isinstance(act, Apply) and not act.seen for act in acts)
+    actions = planned({}, {})
+    assert [act.key for act in actions] == [key_of(manifest) for manifest in DESIRED]
+    assert all(isinstance(act, Apply) and not act.seen for act in actions)
 
 
 def test_unchanged_children_need_no_action() -> None:
     bodies = [live(manifest) for manifest in DESIRED]
-    assert planned(known(*bodies), applied(*bodies)) == []
+    assert planned(cached(*bodies), applied(*bodies)) == []
 
 
 def test_everything_is_applied_again_after_a_restart_of_the_operator() -> None:
     bodies = [live(manifest) for manifest in DESIRED]
-    acts = planned(known(*bodies), {})
-    assert len(acts) == len(DESIRED)
-    assert all(isinstance(act, Apply) and act.seen for act in acts)
+    actions = planned(cached(*bodies), {})
+    assert len(actions) == len(DESIRED)
+    assert all(isinstance(act, Apply) and act.seen for act in actions)
 
 
 def test_a_status_written_by_a_controller_needs_no_apply() -> None:
@@ -79,7 +68,7 @@ def test_a_status_written_by_a_controller_needs_no_apply() -> None:
                 "deployment.kubernetes.io/revision": "1",
             },
         }
-    assert planned(known(*bodies), done) == []
+    assert planned(cached(*bodies), done) == []
 
 
 def test_a_changed_child_is_applied_again() -> None:
@@ -87,7 +76,7 @@ def test_a_changed_child_is_applied_again() -> None:
     done = applied(*bodies)
     router = next(body for body in bodies if body["metadata"]["name"].endswith("-router"))
     router["metadata"]["labels"] = {**router["metadata"]["labels"], "mine": "too"}
-    [act] = planned(known(*bodies), done)
+    [act] = planned(cached(*bodies), done)
     assert isinstance(act, Apply)
     assert act.key == key_of(router)
 
@@ -97,7 +86,7 @@ def test_a_child_is_applied_again_when_its_manifest_changes() -> None:
     done = applied(*bodies)
     key = key_of(bodies[-1])
     done[key] = Applied("of another manifest", done[key].uid, done[key].digest)
-    [act] = planned(known(*bodies), done)
+    [act] = planned(cached(*bodies), done)
     assert act.key == key
 
 
@@ -105,7 +94,7 @@ def test_a_child_that_another_client_created_again_is_applied() -> None:
     bodies = [live(manifest) for manifest in DESIRED]
     done = applied(*bodies)
     bodies[-1] = live(DESIRED[-1], uid="another")
-    [act] = planned(known(*bodies), done)
+    [act] = planned(cached(*bodies), done)
     assert act.key == key_of(bodies[-1])
 
 
@@ -113,9 +102,9 @@ def test_unwanted_objects_are_deleted_last() -> None:
     extra = live(DESIRED[-1], uid="old")
     extra["metadata"] |= {"name": "left-over"}
     bodies = [live(manifest) for manifest in DESIRED]
-    acts = planned(known(*bodies, extra), {})
-    assert acts[-1] == Delete(key=key_of(extra), uid="old")
-    assert not any(isinstance(act, Delete) for act in acts[:-1])
+    actions = planned(cached(*bodies, extra), {})
+    assert actions[-1] == Delete(key=key_of(extra), uid="old")
+    assert not any(isinstance(act, Delete) for act in actions[:-1])
 
 
 def test_objects_of_another_owner_are_neither_changed_nor_deleted() -> None:
@@ -125,7 +114,7 @@ def test_objects_of_another_owner_are_neither_changed_nor_deleted() -> None:
     bodies[-1]["metadata"]["ownerReferences"] = other
     extra = live(DESIRED[-1])
     extra["metadata"] |= {"name": "left-over", "ownerReferences": other}
-    assert planned(known(*bodies, extra), done) == [
+    assert planned(cached(*bodies, extra), done) == [
         Foreign(key=key_of(bodies[-1]), owner=other[0]["name"])
     ]
 
@@ -134,16 +123,7 @@ def test_pods_are_never_deleted() -> None:
     metadata = {**live(DESIRED[-1])["metadata"], "name": "pod"}
     pod = {"apiVersion": "v1", "kind": "Pod", "metadata": metadata, "spec": {"containers": []}}
     bodies = [live(manifest) for manifest in DESIRED]
-    assert planned(known(*bodies, pod), applied(*bodies)) == []
-
-
-def old_nodes(**status: Any) -> list[Manifest]:
-    """Return the Deployments of nodes of an older revision."""
-    nodes = [live(one, **status) for one in DESIRED if "baton.dev/revision" in _labels(one)]
-    for node in nodes:
-        node["metadata"]["name"] += "-old"
-        node["metadata"]["labels"] = {**_labels(node), "baton.dev/revision": "old"}
-    return nodes
+    assert planned(cached(*bodies, pod), applied(*bodies)) == []
 
 
 def lower(node: Manifest) -> Manifest:
@@ -162,19 +142,9 @@ def pod_of(node: Manifest, **status: Any) -> Manifest:
     }
 
 
-def _labels(manifest: Manifest) -> dict[str, str]:
-    labels: dict[str, str] = manifest["metadata"]["labels"]
-    return labels
-
-
 def deleted(*bodies: Manifest) -> list[str]:
-    acts = planned(known(*bodies), {})
-    return [act.key.name for act in acts if isinstance(act, Delete)]
-
-
-PROVEN: dict[str, Any] = {
-    "conditions": [{"type": "Progressing", "reason": "NewReplicaSetAvailable"}]
-}
+    actions = planned(cached(*bodies), {})
+    return [act.key.name for act in actions if isinstance(act, Delete)]
 
 
 def test_old_nodes_that_serve_stay_while_new_ones_are_not_ready() -> None:
@@ -219,8 +189,8 @@ def test_old_nodes_are_scaled_down_after_all_applies_and_before_all_deletions() 
     old, never = old_nodes(readyReplicas=1)[0], old_nodes()[1]
     key = key_of(old)
     one = Lower(key=key, uid="u", version=1, replicas=0)
-    acts = plan(POOL.uid, DESIRED, known(old, never), {}, [one])
-    kinds = [type(act) for act in acts]
+    actions = diff_children(POOL.uid, DESIRED, cached(old, never), {}, [one])
+    kinds = [type(act) for act in actions]
     assert kinds == [Apply] * len(DESIRED) + [Lower, Delete]
 
 
@@ -233,14 +203,11 @@ def test_no_old_node_is_deleted_before_the_new_ones_exist() -> None:
     assert deleted(*old_nodes(readyReplicas=1)) == []
 
 
-STORE = [one for one in DESIRED if _labels(one)["baton.dev/component"] in ("kv-index", "kv-data")]
-
-
 def deleted_without_store(*bodies: Manifest) -> set[str]:
     """Return what is deleted when the spec replaces the managed store by an external Redis."""
     wanted = [one for one in DESIRED if one not in STORE]
-    acts = plan(POOL.uid, wanted, known(*bodies), {})
-    return {act.key.name for act in acts if isinstance(act, Delete)}
+    actions = diff_children(POOL.uid, wanted, cached(*bodies), {})
+    return {act.key.name for act in actions if isinstance(act, Delete)}
 
 
 def test_the_store_of_old_nodes_stays_until_they_are_gone() -> None:

@@ -17,13 +17,17 @@ import pytest
 
 from baton_operator.autoscaling.planner.capability.learn import NodeSample, begin, capability, learn
 from baton_operator.autoscaling.planner.demand.queueing import MOST, servers_for
-from baton_operator.controller.pool_task import LONGEST_RETRY_S, PoolGone, PoolTasks, Schedule
+from baton_operator.controller.due_time import LONGEST_RETRY_S, DueTime
+from baton_operator.controller.pool_task import PoolTasks
+from baton_operator.controller.reconcile import PoolGone, Reconciler
 from baton_operator.metrics import Metrics
 from baton_operator.state.cache import Cache, PoolKey
-from baton_operator.state.index_reader import LOOK_S, IndexReader, Lookups
+from baton_operator.state.index_reader import IndexReader
+from baton_operator.state.index_timing import LOOK_S
+from baton_operator.state.lookups import Lookups
 from tests.operator.autoscaling.planner.test_learn import PRIOR, sample
 from tests.operator.autoscaling.test_looks import HEAVY, Operator
-from tests.operator.state.test_cache import pod, pool
+from tests.operator.state.bodies import pod, pool
 from tests.support.clock import Clock
 from tests.support.growth import WEEK_S, YEAR_S, grown, nan_paths, sizes
 from tests.support.kubernetes.manifests import sample_pool
@@ -97,24 +101,24 @@ def test_every_load_needs_a_limited_number_of_servers(load: float) -> None:
 # --- pools that are created and deleted -----------------------------------------------------------
 
 
-class DeletedPool:
+class DeletedPool(Reconciler):
     """A pool that is deleted before its second reconcile."""
 
     def __init__(self, wake: Callable[[], None]) -> None:
-        self.wake = wake
+        self.wake_pool = wake
         self.left = 1
 
     async def reconcile(self) -> float | None:
         if not self.left:
             raise PoolGone
         self.left -= 1
-        self.wake()
+        self.wake_pool()
         return None
 
-    async def ask_index(self) -> None:
+    async def poll_index(self) -> None:
         await asyncio.Event().wait()
 
-    def end(self) -> None:
+    def forget_pool(self) -> None:
         pass
 
 
@@ -125,7 +129,7 @@ async def test_no_task_of_a_deleted_pool_is_kept() -> None:
         if key not in existing:
             return None
         existing.discard(key)
-        return DeletedPool(partial(tasks.wake, key, 0.0))
+        return DeletedPool(partial(tasks.wake_pool, key, 0.0))
 
     tasks = PoolTasks(work_of, 4, Metrics(), asyncio.get_running_loop().time)
     running = asyncio.create_task(tasks.run(()))
@@ -134,7 +138,7 @@ async def test_no_task_of_a_deleted_pool_is_kept() -> None:
         for number in range(500):
             key = PoolKey("serving", f"pool-{stretch}-{number}")
             existing.add(key)
-            tasks.wake(key, 0.0)
+            tasks.wake_pool(key, 0.0)
             if number % 50 == 0:
                 await asyncio.sleep(0)
         looks.append(sizes(tasks))
@@ -148,16 +152,16 @@ async def test_no_task_of_a_deleted_pool_is_kept() -> None:
 
 def test_a_pool_that_fails_for_a_week_is_retried_every_minute() -> None:
     clock = Clock(0.0)
-    schedule, tries, snapshots = Schedule(clock, lambda: 0.0), 0, []
+    due_time, tries, snapshots = DueTime(clock, lambda: 0.0), 0, []
     while clock.now < WEEK_S:
-        schedule.take()
-        delay_s = schedule.failed()
-        schedule.add(2 * LONGEST_RETRY_S)  # a mark in the meantime
+        due_time.begin()
+        delay_s = due_time.fail()
+        due_time.request(2 * LONGEST_RETRY_S)  # a mark in the meantime
         clock.advance(delay_s)
-        assert schedule.due_s == 0.0
+        assert due_time.due_s == 0.0
         tries += 1
         if tries in (1_000, 10_000):
-            snapshots.append(sizes(schedule))
+            snapshots.append(sizes(due_time))
     assert tries > WEEK_S / LONGEST_RETRY_S
     assert grown(*snapshots) == {}
 

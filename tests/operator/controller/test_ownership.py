@@ -7,7 +7,8 @@ from typing import Any
 
 import pytest
 
-from baton_operator.api.status import OperatorStatus, stamp
+from baton_operator.api.status import OperatorStatus
+from baton_operator.api.times import stamp
 from baton_operator.controller.ownership import GONE_S, HEARTBEAT_S, Ownership
 from tests.support.clock import Clock
 

@@ -9,8 +9,15 @@ from time import monotonic
 
 import pytest
 
-from baton_operator.controller.pool_task import Incomplete, PoolGone, PoolTasks
-from baton_operator.kube.client import Conflict, Refused, ServerFailed, TooManyRequests, Unavailable
+from baton_operator.controller.pool_task import PoolTasks
+from baton_operator.controller.reconcile import Incomplete, PoolGone, Reconciler
+from baton_operator.kube.client import (
+    ApiUnavailable,
+    Conflict,
+    Refused,
+    ServerFailed,
+    TooManyRequests,
+)
 from baton_operator.metrics import Metrics, Result
 from baton_operator.state.cache import PoolKey
 from tests.support.waiting import until
@@ -19,7 +26,7 @@ DEADLINE_S = 60.0
 A, B, C = (PoolKey("serving", name) for name in "abc")
 
 
-class Work:
+class Work(Reconciler):
     """Stands in for the work on one pool. Its reconciles fail with `errors` first, and end only
     when `go` is set."""
 
@@ -46,14 +53,14 @@ class Work:
         finally:
             self.running -= 1
 
-    async def ask_index(self) -> None:
+    async def poll_index(self) -> None:
         self.polling = True
         try:
             await asyncio.Event().wait()
         finally:
             self.polling = False
 
-    def end(self) -> None:
+    def forget_pool(self) -> None:
         self.ended = True
 
 
@@ -64,7 +71,7 @@ class Counted(Metrics):
         super().__init__()
         self.results: list[Result] = []
 
-    def reconciled(self, result: Result) -> None:
+    def count_reconcile(self, result: Result) -> None:
         self.results.append(result)
 
 
@@ -114,16 +121,16 @@ async def test_every_existing_pool_is_reconciled_at_the_start() -> None:
 async def test_a_pool_created_later_gets_a_task_and_an_unknown_one_does_not() -> None:
     pools, work = Pools(), Work()
     async with pools.run():
-        pools.tasks.wake(A)
+        pools.tasks.wake_pool(A)
         pools.add(A, work)
-        pools.tasks.wake(A)
+        pools.tasks.wake_pool(A)
         await until(reconciled(work, 1))
 
 
 async def test_no_pool_is_reconciled_before_the_tasks_run() -> None:
     pools, work = Pools(), Work()
     pools.add(A, work)
-    pools.tasks.wake(A, 0.0)
+    pools.tasks.wake_pool(A, 0.0)
     await asyncio.sleep(0.05)
     assert not work.started_at
     async with pools.run():
@@ -136,10 +143,10 @@ async def test_a_burst_of_events_causes_one_reconcile_and_events_during_it_one_m
     pools.add(A, work)
     async with pools.run():
         for _ in range(10):
-            pools.tasks.wake(A)
+            pools.tasks.wake_pool(A)
         await until(lambda: work.running == 1)
         for _ in range(10):
-            pools.tasks.wake(A, 0.0)
+            pools.tasks.wake_pool(A, 0.0)
         await asyncio.sleep(0.05)
         assert len(work.started_at) == 1
         work.go.set()
@@ -157,7 +164,7 @@ async def test_a_slow_pool_does_not_delay_others() -> None:
         await until(lambda: slow.running == 1)
         for count in (1, 2, 3):
             await until(reconciled(quick, count))
-            pools.tasks.wake(B, 0.0)
+            pools.tasks.wake_pool(B, 0.0)
         assert pools.tasks.longest_s() > 0.0
 
 
@@ -185,7 +192,7 @@ async def test_the_pool_that_has_waited_longest_gets_the_next_slot() -> None:
         await until(lambda: slow.running == 1)
         for key, work in reversed(others.items()):
             pools.add(key, work)
-            pools.tasks.wake(key, 0.0)
+            pools.tasks.wake_pool(key, 0.0)
             await until(lambda: pools.tasks.depth() == len(pools.existing) - 1)
         slow.go.set()
         for work in others.values():
@@ -206,7 +213,7 @@ async def test_a_pool_is_reconciled_again_after_the_delay_that_its_reconcile_ret
         (Incomplete("one"), "refused"),
         (Refused(422, "no"), "refused"),
         (Conflict("changed"), "conflict"),
-        (Unavailable("away"), "unavailable"),
+        (ApiUnavailable("away"), "unavailable"),
         (ServerFailed("apply", 500, "hook"), "unavailable"),
         (TooManyRequests("busy", 0.1), "throttled"),
         (KeyError("a bug"), "error"),
@@ -228,7 +235,7 @@ async def test_a_failing_pool_does_not_delay_others() -> None:
     async with pools.run():
         for count in (1, 2, 3):
             await until(reconciled(healthy, count))
-            pools.tasks.wake(B, 0.0)
+            pools.tasks.wake_pool(B, 0.0)
 
 
 async def test_the_task_of_a_deleted_pool_ends_with_its_index_poller() -> None:
@@ -237,7 +244,7 @@ async def test_the_task_of_a_deleted_pool_ends_with_its_index_poller() -> None:
     async with pools.run():
         await until(lambda: work.ended and not work.polling)
         assert pools.results == ["done"]
-        pools.tasks.wake(A, 0.0)
+        pools.tasks.wake_pool(A, 0.0)
         await asyncio.sleep(0.05)
         assert len(work.started_at) == 1
 
@@ -258,7 +265,7 @@ async def test_all_tasks_end_with_the_operator() -> None:
     async with pools.run():
         await until(lambda: work.running == 1)
     assert (work.running, work.polling, work.ended) == (0, False, True)
-    pools.tasks.wake(A)
+    pools.tasks.wake_pool(A)
     assert pools.tasks.depth() == 0
 
 

@@ -1,6 +1,6 @@
-"""Complete reconciles of a pool, from the API client to the status, with an API server in memory.
+"""The laws of the reconcile, from the API client to the status, with an API server in memory.
 
-tests/cluster/test_reconcile.py does the same with a real API server.
+tests/cluster/test_reconcile.py has what only a real API server shows.
 """
 
 from __future__ import annotations
@@ -16,24 +16,26 @@ from kubernetes.aio.client import Configuration
 from baton_operator.autoscaling.autoscaler import Autoscaler
 from baton_operator.autoscaling.pool_scalers import Scalers
 from baton_operator.builders import build_pool
+from baton_operator.controller.applier import Applier
 from baton_operator.controller.index_poller import IndexPoller
 from baton_operator.controller.ownership import GONE_S, HEARTBEAT_S, ROUNDING_S, Ownership
-from baton_operator.controller.pool_task import Incomplete, PoolGone
+from baton_operator.controller.pool_secret import SECRET_S, PoolSecret
 from baton_operator.controller.reconcile import (
-    SECRET_S,
     UNREADY_AGAIN_S,
+    Incomplete,
+    PoolGone,
     PoolParts,
     Reconciler,
 )
 from baton_operator.controller.status_writer import StatusWriter
 from baton_operator.drain.drainer import Drainer
 from baton_operator.drain.routers import Routers
-from baton_operator.kube.client import Api, Conflict, Unavailable
+from baton_operator.kube.client import Api, ApiUnavailable, Conflict
 from baton_operator.kube.kinds import CHILDREN, POD, POOL, key_of, kind_of
 from baton_operator.metrics import Metrics
 from baton_operator.state.cache import Cache, PoolKey
 from baton_operator.state.index_reader import IndexReader
-from baton_operator.status.events import PodEvents
+from baton_operator.status.pod_events import PodEvents
 from tests.support.clock import Clock
 from tests.support.kubernetes.api_server import ApiServer, Body, api_server
 from tests.support.kubernetes.manifests import INSTALLATION, sample, sample_pool
@@ -75,16 +77,18 @@ class Harness:
         clock, api, metrics = self.clock, self.api, Metrics()
         events = PodEvents(KEY, api, clock, lambda after_s: None)
         status = StatusWriter(KEY, api, self.cache, events, lambda: self.now, "test")
+        secret = PoolSecret(KEY, uid, api, clock)
         parts = PoolParts(
             index=IndexPoller(KEY, api, IndexReader(clock), lambda: None, clock),
             scalers=Scalers(api, self.cache),
             planner=Autoscaler(KEY, self.cache, metrics, clock, lambda: self.now),
-            drainer=Drainer(api, self.cache, self.routers, status.tell, lambda: self.now),
+            drainer=Drainer(api, self.cache, self.routers, status.post_event, lambda: self.now),
             status=status,
-            metrics=metrics,
+            secret=secret,
+            applier=Applier(KEY, uid, api, self.cache, secret, metrics),
             ownership=Ownership(self.name, clock),
         )
-        return Reconciler(KEY, uid, api, self.cache, parts, INSTALLATION, clock)
+        return Reconciler(KEY, uid, self.cache, parts, INSTALLATION)
 
     async def reconcile(self) -> float | None:
         """Reconcile as a pool's task does: a pool with another uid gets its own Reconciler."""
@@ -93,7 +97,7 @@ class Harness:
             try:
                 return await reconciler.reconcile()
             except PoolGone:
-                reconciler.end()
+                reconciler.forget_pool()
                 self.reconciler = None
         return None
 
@@ -316,20 +320,7 @@ CHANGES = (
         ("deployments/demo-router",),
         {"Updated": ("False", "RollingOut")},
     ),
-    Change(
-        "another client edits a port",
-        edit("Service", "kv-index", ports=[]),
-        ("services/demo-kv-index",),
-    ),
     Change("a service is deleted", delete("Service", "router"), ("services/demo-router",)),
-    Change(
-        "a policy is deleted", delete("NetworkPolicy", "decode"), ("networkpolicies/demo-decode",)
-    ),
-    Change(
-        "a Deployment of nodes is deleted",
-        delete("Deployment", "prefill"),
-        ("deployments/demo-prefill",),
-    ),
     Change(
         "a pause, and more routers",
         spec(paused=True, router={"replicas": 5}),
@@ -356,6 +347,28 @@ async def test_a_change_causes_only_these_writes(serving: Harness, change: Chang
     assert await serving.look() == [f"PATCH {child}" for child in change.writes]
     assert serving.verdicts() == before | change.verdicts
     assert await serving.look() == []
+
+
+async def test_a_paused_pool_is_brought_up_to_date_when_it_is_resumed(serving: Harness) -> None:
+    serving.apply(paused=True, router={"replicas": 5})
+    delete("Service", "router")(serving)
+    assert await serving.look() == []
+    [pool] = serving.named("InferencePool")
+    assert pool["status"]["observedGeneration"] == pool["metadata"]["generation"]
+    serving.apply(paused=False)
+    assert sorted(await serving.look()) == [
+        "PATCH deployments/demo-router",
+        "PATCH poddisruptionbudgets/demo-router",
+        "PATCH services/demo-router",
+    ]
+
+
+async def test_an_invalid_spec_is_forgotten_once_it_is_corrected(serving: Harness) -> None:
+    serving.apply(prefill={"replicas": -1}, router={"replicas": 2})
+    assert await serving.look() == []
+    serving.apply(prefill={"replicas": 1})
+    assert "PATCH deployments/demo-router" in await serving.look()
+    assert serving.verdict("Valid")[0] == "True"
 
 
 async def test_a_revision_that_never_served_is_deleted_when_there_is_a_newer_one(
@@ -506,7 +519,7 @@ async def test_a_new_operator_finishes_the_work_of_one_that_stopped_at_any_reque
         harness.apply()
         await harness.restart()
         harness.server.refuses = unavailable_after(harness.server, last)
-        with pytest.raises(Unavailable):
+        with pytest.raises(ApiUnavailable):
             await harness.look()
         harness.server.refuses = lambda method, path: 0
         await harness.restart()

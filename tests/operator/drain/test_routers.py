@@ -16,7 +16,7 @@ from aiohttp import web
 
 from baton_operator.drain.marks import LeaveTerms
 from baton_operator.drain.routers import Routers
-from baton_operator.drain.steps import DrainAnswer, Outcome
+from baton_operator.drain.steps import DrainAnswer, DrainOutcome
 
 pytestmark = pytest.mark.integration
 
@@ -65,21 +65,21 @@ async def fake_routers(*hosts: str) -> AsyncIterator[tuple[FakeRouters, Routers]
 async def test_every_router_gets_the_drain_with_the_link_token_and_the_deadline() -> None:
     hosts = ("127.0.0.1", "127.0.0.2")
     async with fake_routers(*hosts) as (servers, routers):
-        assert (await routers.drain(hosts, TOKEN, "node-1", LeaveTerms())).outcome == "taken"
+        assert (await routers.drain_node(hosts, TOKEN, "node-1", LeaveTerms())).outcome == "taken"
     body = {"deadline_s": 60, "reason": "scale-down"}
     assert servers.received == [ReceivedCall("/nodes/node-1/drain", f"Bearer {TOKEN}", body)] * 2
 
 
 async def test_the_drain_of_an_old_node_names_its_replacement() -> None:
     async with fake_routers("127.0.0.1") as (servers, routers):
-        await routers.drain(["127.0.0.1"], TOKEN, "node-1", LeaveTerms(600, "0a1b2c"))
+        await routers.drain_node(["127.0.0.1"], TOKEN, "node-1", LeaveTerms(600, "0a1b2c"))
     body = {"deadline_s": 600, "reason": "roll-out", "replaced_by": "0a1b2c"}
     assert servers.received == [ReceivedCall("/nodes/node-1/drain", f"Bearer {TOKEN}", body)]
 
 
 async def test_a_resume_is_sent_to_the_router() -> None:
     async with fake_routers("127.0.0.1") as (servers, routers):
-        assert (await routers.resume(["127.0.0.1"], TOKEN, "node-1")).outcome == "taken"
+        assert (await routers.resume_node(["127.0.0.1"], TOKEN, "node-1")).outcome == "taken"
     assert servers.received == [ReceivedCall("/nodes/node-1/resume", f"Bearer {TOKEN}", None)]
 
 
@@ -97,13 +97,13 @@ async def test_a_resume_is_sent_to_the_router() -> None:
     ],
 )
 async def test_the_best_of_several_answers_counts(
-    first: int, second: int, outcome: Outcome
+    first: int, second: int, outcome: DrainOutcome
 ) -> None:
     async with fake_routers("127.0.0.1", "127.0.0.2") as (servers, routers):
         servers.statuses = {"127.0.0.1": first, "127.0.0.2": second}
         answers = [
-            await routers.drain(["127.0.0.1", "127.0.0.2"], TOKEN, "node-1", LeaveTerms()),
-            await routers.resume(["127.0.0.1", "127.0.0.2"], TOKEN, "node-1"),
+            await routers.drain_node(["127.0.0.1", "127.0.0.2"], TOKEN, "node-1", LeaveTerms()),
+            await routers.resume_node(["127.0.0.1", "127.0.0.2"], TOKEN, "node-1"),
         ]
     assert [one.outcome for one in answers] == [outcome, outcome]
 
@@ -111,14 +111,14 @@ async def test_the_best_of_several_answers_counts(
 async def test_a_refusal_has_the_router_s_message_in_one_line() -> None:
     async with fake_routers("127.0.0.1") as (servers, routers):
         servers.statuses = {"127.0.0.1": 403}
-        result = await routers.drain(["127.0.0.1"], TOKEN, "node-1", LeaveTerms())
+        result = await routers.drain_node(["127.0.0.1"], TOKEN, "node-1", LeaveTerms())
     assert result.message.startswith("the router at 127.0.0.1:")
     assert result.message.endswith("answered 403: two lines of text")
 
 
 async def test_a_drain_without_a_ready_router_fails() -> None:
     routers = Routers()
-    assert await routers.drain([], TOKEN, "node-1", LeaveTerms()) == DrainAnswer(
+    assert await routers.drain_node([], TOKEN, "node-1", LeaveTerms()) == DrainAnswer(
         "failed", "no router is ready to drain or resume the node"
     )
     await routers.close()
@@ -128,7 +128,7 @@ async def test_a_silent_router_fails_the_drain_at_the_timeout() -> None:
     with socket.create_server(("127.0.0.1", 0)) as silent:
         port = int(silent.getsockname()[1])
         routers = Routers(port, answer_s=0.2)
-        result = await routers.drain(["127.0.0.1"], TOKEN, "node-1", LeaveTerms())
+        result = await routers.drain_node(["127.0.0.1"], TOKEN, "node-1", LeaveTerms())
         await routers.close()
     assert result == DrainAnswer(
         "failed", f"the router at 127.0.0.1:{port} did not answer within 0.2 s"
@@ -139,7 +139,7 @@ async def test_the_message_about_an_unreachable_router_has_its_address() -> None
     with socket.create_server(("127.0.0.1", 0)) as free:
         port = int(free.getsockname()[1])
     routers = Routers(port)
-    result = await routers.drain(["127.0.0.1"], TOKEN, "node-1", LeaveTerms())
+    result = await routers.drain_node(["127.0.0.1"], TOKEN, "node-1", LeaveTerms())
     await routers.close()
     assert result.outcome == "failed"
     assert result.message.startswith(f"the router at 127.0.0.1:{port}: ")
@@ -167,7 +167,7 @@ async def raw(answer: bytes, endless: bytes = b"") -> AsyncIterator[tuple[int, l
 async def drained(port: int) -> DrainAnswer:
     routers = Routers(port, answer_s=60.0)
     try:
-        return await routers.drain(["127.0.0.1"], TOKEN, "node-1", LeaveTerms())
+        return await routers.drain_node(["127.0.0.1"], TOKEN, "node-1", LeaveTerms())
     finally:
         await routers.close()
 
@@ -225,7 +225,7 @@ async def test_the_cookies_of_a_router_are_not_sent_back() -> None:
     async with raw(head + b"Content-Length: 0\r\n\r\n") as (port, received):
         routers = Routers(port, answer_s=60.0)
         for _ in range(2):
-            await routers.resume(["127.0.0.1"], TOKEN, "node-1")
+            await routers.resume_node(["127.0.0.1"], TOKEN, "node-1")
         await routers.close()
     assert len(received) == 2
     assert not any(b"who=operator" in one for one in received)

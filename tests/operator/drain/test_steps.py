@@ -7,13 +7,13 @@ from typing import Any
 
 import pytest
 
-from baton_operator.drain.marks import LOWEST_COST, LeaveTerms, leave_of, mark, unmark
+from baton_operator.drain.marks import LOWEST_COST, LeaveTerms, leave_of, mark_body, unmark_body
 from baton_operator.drain.steps import (
     DrainAnswer,
+    DrainOutcome,
     DrainWait,
-    Outcome,
     allowed_replicas,
-    leavers,
+    choose_leavers,
     wait_of,
 )
 from baton_operator.drain.victims import Victim
@@ -21,7 +21,7 @@ from baton_operator.kube.kinds import ChildKey
 from baton_operator.names import DRAIN_S
 from baton_operator.state.observed import ObservedPod
 from baton_protocol.store import NodeReport
-from tests.operator.drain.test_victims import load, node
+from tests.operator.drain.surplus import load, node
 
 READY, UNREADY = node("a"), node("a", ready=False)
 REMOVABLE = None
@@ -74,7 +74,7 @@ POD = ChildKey("v1", "Pod", "serving", "a")
 )
 def test_a_node_is_removable_once_it_has_drained_or_its_deadline_has_passed(
     pod: ObservedPod,
-    outcome: Outcome,
+    outcome: DrainOutcome,
     reports: tuple[NodeReport, ...] | None,
     drained_s: float,
     wait: DrainWait | None,
@@ -116,7 +116,7 @@ FIRST, SECOND = node("g"), node("w")
 def test_victims_are_removed_in_the_order_in_which_kubernetes_deletes_pods(
     chosen: list[Victim], waiting: set[str], going: list[str]
 ) -> None:
-    assert [victim.pod.name for victim in leavers(chosen, waiting)] == going
+    assert [victim.pod.name for victim in choose_leavers(chosen, waiting)] == going
 
 
 @pytest.mark.parametrize(
@@ -150,18 +150,18 @@ def annotations_of(body: dict[str, Any]) -> dict[str, str]:
 
 
 def test_a_mark_has_its_time_and_reason_and_makes_kubernetes_delete_the_pod_first() -> None:
-    body = mark(POD, "uid", NOW, "it is idle", LeaveTerms())
+    body = mark_body(POD, "uid", NOW, "it is idle", LeaveTerms())
     assert annotations_of(body) == {
         "controller.kubernetes.io/pod-deletion-cost": LOWEST_COST,
         "baton.dev/drain-since": "2026-05-04T12:00:00Z",
         "baton.dev/drain-reason": "it is idle",
     }
-    assert body["metadata"]["uid"] == unmark(POD, "uid")["metadata"]["uid"] == "uid"
-    assert annotations_of(unmark(POD, "uid")) == {}
+    assert body["metadata"]["uid"] == unmark_body(POD, "uid")["metadata"]["uid"] == "uid"
+    assert annotations_of(unmark_body(POD, "uid")) == {}
 
 
 def test_the_mark_of_an_old_node_has_its_replacement_and_its_deadline() -> None:
-    written = annotations_of(mark(POD, "uid", NOW, "why", LeaveTerms(600, "0a1b")))
+    written = annotations_of(mark_body(POD, "uid", NOW, "why", LeaveTerms(600, "0a1b")))
     assert written["baton.dev/drain-seconds"] == "600"
     assert written["baton.dev/replaced-by"] == "0a1b"
     assert leave_of(node("a", drain_seconds="600", replaced_by="0a1b")) == LeaveTerms(600, "0a1b")
@@ -182,11 +182,11 @@ def test_a_mark_without_valid_seconds_has_the_deadline_of_a_scale_down(seconds: 
     ],
 )
 def test_an_old_node_whose_requests_cannot_move_has_a_longer_deadline(
-    outcome: Outcome, drained_s: float, wait: DrainWait | None
+    outcome: DrainOutcome, drained_s: float, wait: DrainWait | None
 ) -> None:
     assert wait_of(READY, DrainAnswer(outcome), {"a": load("a", 2)}, drained_s, 600) == wait
 
 
 def test_the_time_of_a_mark_is_written_in_utc() -> None:
-    written = annotations_of(mark(POD, "uid", NOW, "", LeaveTerms()))["baton.dev/drain-since"]
+    written = annotations_of(mark_body(POD, "uid", NOW, "", LeaveTerms()))["baton.dev/drain-since"]
     assert written == "2026-05-04T12:00:00Z"

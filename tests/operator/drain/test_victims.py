@@ -2,26 +2,15 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import pytest
 
 from baton_operator.drain.victims import Victim, choose_victims, live_requests
 from baton_operator.state.observed import ObservedPod
 from baton_protocol.store import NodeLoad, NodeReport
-from tests.support.nodes.fake_node import make_report
+from tests.operator.drain.surplus import load, node
 
 SINCE = "2026-05-04T11:59:30Z"
-
-
-def node(name: str, **changes: Any) -> ObservedPod:
-    facts: dict[str, Any] = {"component": "decode", "revision": "1", "ready": True}
-    return ObservedPod(name=name, terminating=False, **(facts | changes))
-
-
-def load(name: str, running: int = 0, cached: int = 0, **changes: Any) -> NodeReport:
-    facts: dict[str, Any] = {"load": NodeLoad(running=running, cached_blocks=cached)}
-    return make_report(name, "decode", **(facts | changes))
+BUSY = (load("a", 3), load("b", 1), load("c", 2))
 
 
 def chosen(
@@ -35,9 +24,6 @@ def _choose(
 ) -> list[Victim]:
     by_name = {str(report.node): report for report in reports}
     return choose_victims(pods, by_name if answered else None, surplus)
-
-
-BUSY = (load("a", 3), load("b", 1), load("c", 2))
 
 
 @pytest.mark.parametrize(

@@ -7,13 +7,15 @@ from typing import Any
 import msgspec
 import pytest
 
-from baton_operator.api.pool import Pool, RolloutSpec
+from baton_operator.api.pool import Pool
+from baton_operator.api.spec import RolloutSpec
 from baton_operator.builders.nodes import revision_of
-from baton_operator.drain.drainer import DeploymentNodes, DrainView, leave_for, view_of
 from baton_operator.drain.marks import LeaveTerms
+from baton_operator.drain.view import DeploymentNodes, DrainView, leave_for, view_of
 from baton_operator.kube.kinds import ChildKey
 from baton_operator.names import DRAIN_S
-from baton_operator.state.cache import CachedChild, PoolKey
+from baton_operator.state.cache import PoolKey
+from baton_operator.state.child import CachedChild
 from baton_protocol.ids import Fingerprint
 from baton_protocol.store import NodeReport
 from tests.support.planner import observations as o

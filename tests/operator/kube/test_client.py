@@ -18,11 +18,11 @@ from baton_cli.commands.up import reserve_port
 from baton_operator.kube.client import (
     Api,
     ApiError,
+    ApiUnavailable,
     Conflict,
     Refused,
     ServerFailed,
     TooManyRequests,
-    Unavailable,
 )
 from baton_operator.kube.connection import ConnectionFailed, load, login
 from baton_operator.kube.kinds import ChildKey
@@ -42,7 +42,7 @@ KEY = ChildKey("v1", "Service", "default", "one")
 @pytest.mark.parametrize(
     ("status", "error"),
     [
-        (401, Unavailable),
+        (401, ApiUnavailable),
         (403, Refused),
         (409, Conflict),
         (422, Refused),
@@ -82,7 +82,7 @@ async def test_an_unreachable_server_is_unavailable(tmp_path: Path) -> None:
     with reserve_port("127.0.0.1", 0) as held:
         config = await load({"KUBECONFIG": str(kubeconfig(tmp_path, held.getsockname()[1]))})
         api = Api(config, lambda *one: counted.append(one), 120.0)
-        with pytest.raises(Unavailable):
+        with pytest.raises(ApiUnavailable):
             await api.apply(SERVICE)
         await api.close()
     assert counted == [("apply", "error")]
@@ -93,7 +93,7 @@ async def test_a_silent_server_is_unavailable_after_the_timeout(tmp_path: Path) 
         config = await load({"KUBECONFIG": str(kubeconfig(tmp_path, silent.getsockname()[1]))})
         api = Api(config, lambda *one: None, 0.2)
         async with asyncio.timeout(60):
-            with pytest.raises(Unavailable, match=r"no answer within 0\.2 s"):
+            with pytest.raises(ApiUnavailable, match=r"no answer within 0\.2 s"):
                 await api.get(KEY)
         await api.close()
 

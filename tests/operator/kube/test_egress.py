@@ -1,5 +1,6 @@
 """Reading an external index, whose address the author of a pool chooses: hostile servers and
-addresses."""
+addresses.
+"""
 
 from __future__ import annotations
 
@@ -8,10 +9,8 @@ import gc
 import math
 import threading
 import tracemalloc
-from collections.abc import AsyncIterator, Callable, Coroutine
-from contextlib import asynccontextmanager
+from collections.abc import Callable
 from ipaddress import ip_address, ip_network
-from itertools import repeat
 from time import monotonic
 from typing import Any
 
@@ -20,97 +19,51 @@ import pytest
 from kubernetes.aio.client import Configuration
 
 from baton_kvstore.index import registry
-from baton_operator.api.pool import Pool, SpecError
+from baton_operator.api.pool import Pool
+from baton_operator.api.spec_reader import SpecError
 from baton_operator.controller.index_poller import IndexPoller
 from baton_operator.kube.client import Api
 from baton_operator.kube.egress import Address, refusal
 from baton_operator.state.cache import PoolKey
-from baton_operator.state.index_reader import LOOKUPS, IndexReader, Lookups
+from baton_operator.state.index_reader import IndexReader
+from baton_operator.state.lookups import LOOKUPS, Lookups
 from baton_protocol.store import FetchReport, NodeReport
 from baton_protocol.wire import Codec
-from tests.operator.state.test_index_reader import LOCAL, LOGIN, PATIENT_S, external
+from tests.operator.foreign_servers import (
+    ForeignServer,
+    Serve,
+    array_reply,
+    endless,
+    foreign_server,
+    nothing,
+    replies,
+)
+from tests.operator.index_servers import LOCAL, LOGIN, PATIENT_S, external
 from tests.support.clock import Clock
 from tests.support.planner import observations as o
 from tests.support.planner.observations import observed, status_of
 from tests.support.waiting import until
 
 pytestmark = pytest.mark.integration
-
 MIB = 1 << 20
 DEADLINE_S = 120.0
-Serve = Callable[[asyncio.StreamReader, asyncio.StreamWriter], Coroutine[Any, Any, None]]
-
-
-class ForeignServer:
-    """A server that counts its connections."""
-
-    def __init__(self, serve: Serve) -> None:
-        self._serve = serve
-        self._tasks: set[asyncio.Task[Any]] = set()
-        self.port = 0
-        self.connections = 0
-
-    async def accept(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        self.connections += 1
-        task = asyncio.current_task()
-        assert task is not None
-        self._tasks.add(task)
-        try:
-            await self._serve(reader, writer)
-        except (ConnectionError, asyncio.CancelledError):
-            pass
-        finally:
-            writer.close()
-
-    def close(self) -> None:
-        for task in self._tasks:
-            task.cancel()
-
-
-@asynccontextmanager
-async def foreign_server(serve: Serve, host: str = "127.0.0.1") -> AsyncIterator[ForeignServer]:
-    one = ForeignServer(serve)
-    async with await asyncio.start_server(one.accept, host, 0) as server:
-        one.port = server.sockets[0].getsockname()[1]
-        try:
-            yield one
-        finally:
-            one.close()
-
-
-def replies(*pieces: bytes) -> Serve:
-    """Answer each request with the next of these pieces."""
-
-    async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        for piece in pieces:
-            await reader.read(1 << 16)
-            writer.write(piece)
-            await writer.drain()
-        await reader.read(1)
-
-    return serve
-
-
-def endless(first: bytes, piece: bytes) -> Serve:
-    """Answer the first request with `first`, and then with `piece` without end."""
-
-    async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        await reader.read(1 << 16)
-        writer.write(first)
-        for one in repeat(piece):
-            writer.write(one)
-            await writer.drain()
-
-    return serve
-
-
-async def nothing(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-    await reader.read(-1)
-
-
-def array_reply(*values: bytes) -> bytes:
-    items = b"".join(b"$%d\r\n%b\r\n" % (len(one), one) for one in values)
-    return b"*%d\r\n%b" % (len(values), items)
+POOL = external("redis://index.example")
+NODE = o.report(POOL, "decode")
+FETCH = o.fetch(POOL, "prefill", 1, 9)
+replaced = msgspec.structs.replace
+LOADED = {
+    "NaN": replaced(NODE.speeds, decode_step_ms=math.nan),
+    "infinite": replaced(NODE.speeds, decode_step_ms=math.inf),
+    "negative": replaced(NODE.speeds, decode_step_ms=-1.0),
+    "absurd": replaced(NODE.speeds, decode_step_ms=1e300),
+}
+BAD = {
+    **{f"a speed that is {name}": replaced(NODE, speeds=one) for name, one in LOADED.items()},
+    "a counter that is negative": replaced(NODE, load=replaced(NODE.load, running=-1)),
+    "a counter that is absurd": replaced(NODE, load=replaced(NODE.load, running=2**63)),
+    "a long name": replaced(NODE, model="x" * 10_000),
+    "many files": replaced(NODE, artifacts={f"file-{number}": "d" for number in range(10_000)}),
+}
 
 
 def url(server: ForeignServer, host: str = "127.0.0.1", scheme: str = "redis") -> str:
@@ -295,23 +248,6 @@ def frames(record: NodeReport | FetchReport) -> bytes:
     return codec.encode(record)
 
 
-POOL = external("redis://index.example")
-NODE = o.report(POOL, "decode")
-FETCH = o.fetch(POOL, "prefill", 1, 9)
-replaced = msgspec.structs.replace
-LOADED = {
-    "NaN": replaced(NODE.speeds, decode_step_ms=math.nan),
-    "infinite": replaced(NODE.speeds, decode_step_ms=math.inf),
-    "negative": replaced(NODE.speeds, decode_step_ms=-1.0),
-    "absurd": replaced(NODE.speeds, decode_step_ms=1e300),
-}
-BAD = {
-    **{f"a speed that is {name}": replaced(NODE, speeds=one) for name, one in LOADED.items()},
-    "a counter that is negative": replaced(NODE, load=replaced(NODE.load, running=-1)),
-    "a counter that is absurd": replaced(NODE, load=replaced(NODE.load, running=2**63)),
-    "a long name": replaced(NODE, model="x" * 10_000),
-    "many files": replaced(NODE, artifacts={f"file-{number}": "d" for number in range(10_000)}),
-}
 WRONG = {
     **{name: frames(one) for name, one in BAD.items()},
     "rubbish": b"rubbish",
@@ -422,7 +358,7 @@ async def test_lookups_that_never_end_do_not_delay_other_namespaces() -> None:
     def poller_of(pool: Pool, reader: IndexReader, answered: Callable[[], None]) -> IndexPoller:
         poller = IndexPoller(PoolKey(pool.namespace, pool.uid), api, reader, answered, monotonic)
         seen = observed(pool)
-        poller.follow(pool, seen, status_of(seen, pool))
+        poller.schedule_read(pool, seen, status_of(seen, pool))
         return poller
 
     async with foreign_server(replies(*[array_reply()] * 3)) as server:

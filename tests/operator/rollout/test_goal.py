@@ -8,24 +8,15 @@ import pytest
 
 from baton_operator.api.pool import Pool
 from baton_operator.builders import Manifest, build_pool, revision_of
-from baton_operator.kube.kinds import ChildKey, key_of
 from baton_operator.names import REVISION_LABEL
 from baton_operator.rollout.goal import Goal, goal_of
-from baton_operator.state.cache import CachedChild, read_child
 from baton_protocol.store import Role
-from tests.operator.controller.test_diff import PROVEN, live, old_nodes
+from tests.operator.children import DESIRED, POOL, PROVEN, cached, live, old_nodes
 from tests.support.kubernetes.manifests import sample_pool
 
 # A timestamp by a cluster node's clock; the operator measures no time with it.
 STAMP = "2026-05-04T11:50:00Z"
 LONG_S, MOMENT_S = 600.0, 30.0  # time on the operator's clock since it first saw the children
-POOL = sample_pool("sim")
-DESIRED = build_pool(POOL)
-Known = dict[ChildKey, CachedChild]
-
-
-def known(*bodies: Manifest) -> Known:
-    return {key_of(body): read_child(body) for body in bodies}
 
 
 def nodes_now() -> list[Manifest]:
@@ -52,7 +43,7 @@ def unready(deployment: Manifest) -> Manifest:
 
 
 def goal(*bodies: Manifest, pool: Pool = POOL, now_s: float = LONG_S) -> Goal:
-    return goal_of(pool, revision_of(pool), known(*bodies), now_s)
+    return goal_of(pool, revision_of(pool), cached(*bodies), now_s)
 
 
 def new(found: Goal) -> dict[Role, int]:

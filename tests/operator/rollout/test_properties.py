@@ -9,7 +9,8 @@ from dataclasses import dataclass, field
 from hypothesis import assume, given
 from hypothesis import strategies as st
 
-from baton_operator.rollout.goal import OldNodes, RoleNodes, Targets, targets
+from baton_operator.rollout.role_nodes import OldNodes, RoleNodes
+from baton_operator.rollout.targets import Targets, compute_targets
 from baton_protocol.store import ROLES, Role
 
 STEPS = 2_000
@@ -73,7 +74,7 @@ class World:
         ]
 
     def decide(self) -> Targets:
-        return targets(self.roles(), self.surge, self.budget)
+        return compute_targets(self.roles(), self.surge, self.budget)
 
     def apply(self, found: Targets) -> None:
         for role in ROLES:
@@ -246,9 +247,9 @@ def test_without_a_roll_out_all_nodes_within_the_budget_are_created_at_once(
         RoleNodes(role=role, wanted=count, gpus=each)
         for role, count, each in zip(ROLES, wanted, gpus, strict=True)
     ]
-    free = targets(roles, 1, None)
+    free = compute_targets(roles, 1, None)
     assert [free.new[role] for role in ROLES] == [*wanted]
-    bound = targets(roles, 1, budget)
+    bound = compute_targets(roles, 1, budget)
     held = sum(bound.new[one.role] * one.gpus for one in roles)
     assert held <= budget
     assert all(bound.new[one.role] <= one.wanted for one in roles)

@@ -6,7 +6,8 @@ from typing import Any
 
 import pytest
 
-from baton_operator.rollout.goal import OldNodes, RoleNodes, Targets, targets
+from baton_operator.rollout.role_nodes import OldNodes, RoleNodes
+from baton_operator.rollout.targets import Targets, compute_targets
 from baton_protocol.store import Role
 
 
@@ -26,7 +27,7 @@ def nodes(role: Role, wanted: int, new: int = 0, *older: OldNodes, **changes: An
 def decided(
     prefill: RoleNodes, decode: RoleNodes, surge: int = 1, budget: int | None = None
 ) -> Targets:
-    return targets([prefill, decode], surge, budget)
+    return compute_targets([prefill, decode], surge, budget)
 
 
 def counts(found: Targets, revision: str = "old") -> tuple[int, int, int, int]:

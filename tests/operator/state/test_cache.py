@@ -7,9 +7,11 @@ from typing import Any
 import pytest
 
 from baton_operator.kube.kinds import CHILDREN, key_of, kind_of
-from baton_operator.state.cache import Cache, PoolKey, digest_of
+from baton_operator.state.cache import Cache, PoolKey
+from baton_operator.state.child import digest_of
 from baton_operator.state.observed import FirstSeen
 from baton_operator.state.watch import Backoffs
+from tests.operator.state.bodies import pod, pool, service
 from tests.support.clock import Clock
 from tests.support.kubernetes.pod_bodies import RUNNING, THEN, container
 from tests.support.kubernetes.pod_bodies import pod as pod_body
@@ -33,40 +35,9 @@ def cache(marked_pools: list[PoolKey], clock: Clock) -> Cache:
     return Cache(marked_pools.append, clock)
 
 
-def service(version: int, port: int = 1, uid: str = "u", **metadata: Any) -> dict[str, Any]:
-    labels = {"baton.dev/pool": "pool", "baton.dev/component": "router"}
-    own = {"name": "pool-router", "namespace": "ns", "uid": uid, "labels": labels}
-    return {
-        "apiVersion": "v1",
-        "kind": "Service",
-        "metadata": {**own, "resourceVersion": str(version), **metadata},
-        "spec": {"ports": [{"port": port}]},
-        "status": {},
-    }
-
-
-def pool(version: int, uid: str = "u") -> dict[str, Any]:
-    metadata = {"name": "pool", "namespace": "ns", "uid": uid, "resourceVersion": str(version)}
-    return {"metadata": metadata, "spec": {}}
-
-
 def test_a_new_child_marks_its_pool(cache: Cache, marked_pools: list[PoolKey]) -> None:
     cache.see_child(service(1))
     assert marked_pools == [KEY]
-
-
-def pod(version: int, *, ready: bool, uid: str = "p", **annotations: str) -> dict[str, Any]:
-    """Return a pod whose timestamps are decades away from the operator's clock."""
-    labels = {"baton.dev/pool": "pool", "baton.dev/component": "decode"}
-    metadata = {"name": "pool-decode-0", "namespace": "ns", "uid": uid, "labels": labels}
-    condition = {"type": "Ready", "status": str(ready), "lastTransitionTime": f"19{ready:d}0-01-01"}
-    return {
-        "apiVersion": "v1",
-        "kind": "Pod",
-        "metadata": {**metadata, "resourceVersion": str(version), "annotations": annotations},
-        "spec": {"containers": []},
-        "status": {"phase": "Running", "conditions": [condition]},
-    }
 
 
 def test_the_age_of_a_pod_s_state_counts_from_when_the_operator_first_saw_it(
@@ -156,23 +127,23 @@ def metadata_of(body: dict[str, Any]) -> dict[str, Any]:
 
 def test_a_listing_without_a_child_drops_it(cache: Cache, marked_pools: list[PoolKey]) -> None:
     cache.see_child(service(1))
-    assert cache.compare(SERVICE, [], cache.of_kind(SERVICE, None)) == []
+    assert cache.compare_listing(SERVICE, [], cache.children_of_kind(SERVICE, None)) == []
     assert not cache.children(KEY)
     assert marked_pools == [KEY, KEY]
 
 
 def test_a_listing_returns_new_and_newer_objects(cache: Cache) -> None:
     cache.see_child(service(1))
-    known = cache.of_kind(SERVICE, "ns")
+    known = cache.children_of_kind(SERVICE, "ns")
     other = service(7, name="another")
-    found = cache.compare(SERVICE, [metadata_of(service(2)), metadata_of(other)], known)
+    found = cache.compare_listing(SERVICE, [metadata_of(service(2)), metadata_of(other)], known)
     assert found == [key_of(service(2)), key_of(other)]
 
 
 def test_a_child_that_arrived_after_the_listing_began_stays(cache: Cache) -> None:
-    known = cache.of_kind(SERVICE, None)
+    known = cache.children_of_kind(SERVICE, None)
     cache.see_child(service(1))
-    cache.compare(SERVICE, [], known)
+    cache.compare_listing(SERVICE, [], known)
     assert cache.children(KEY)
 
 
@@ -191,7 +162,7 @@ def test_a_listing_confirms_a_write_like_a_watch_event(cache: Cache, clock: Cloc
     cache.see_pool(pool(1))
     cache.see_child(service(2), ours=True)
     clock.now = 7.0
-    cache.compare(SERVICE, [metadata_of(service(2))], cache.of_kind(SERVICE, None))
+    cache.compare_listing(SERVICE, [metadata_of(service(2))], cache.children_of_kind(SERVICE, None))
     assert cache.unseen_s() == 0.0
 
 
@@ -253,7 +224,7 @@ def test_a_silent_node_is_lost_at_once_unless_the_api_server_was_away(
     cache.see_child(silent_pod(2))
     assert not cache.settles(KEY)
     cache.see_child(ready_pod(3))
-    cache.unanswered()
+    cache.note_unanswered()
     assert not cache.settles(KEY)
     clock.now = 130.0
     cache.see_child(silent_pod(4))
@@ -269,12 +240,12 @@ def test_a_node_that_does_not_report_for_a_minute_is_lost(
 ) -> None:
     clock.now = 1000.0
     cache.see_child(ready_pod(1))
-    cache.unanswered()
+    cache.note_unanswered()
     cache.see_child(silent_pod(2))
     for after_s in range(0, 120, 5):
         clock.now = 1000.0 + after_s
         if failing:
-            cache.unanswered()
+            cache.note_unanswered()
         assert cache.settles(KEY) is (after_s < 60)
 
 

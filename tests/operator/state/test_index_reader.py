@@ -8,34 +8,37 @@ import shlex
 import socket
 import ssl
 import subprocess
-import time
 from collections.abc import AsyncIterator, Iterator
-from contextlib import asynccontextmanager, contextmanager, suppress
-from ipaddress import ip_network
+from contextlib import asynccontextmanager, suppress
 from pathlib import Path
 from typing import Any
 
 import pytest
 import redis
 
-from baton_cli.commands.up import reserve_port
 from baton_kvstore.connection.endpoint import with_login
-from baton_kvstore.embedded.redis_binary import find_redis_server
 from baton_kvstore.index.registry import Registry
 from baton_operator.api.pool import Pool
-from baton_operator.builders.store import acl_file
-from baton_operator.state.index_reader import (
+from baton_operator.state.index_reader import IndexReader, Login, index_url_of
+from baton_operator.state.index_timing import (
     FIRST_RETRY_S,
     LONGEST_RETRY_S,
-    IndexReader,
     LastQuery,
-    Login,
-    index_url_of,
-    next_question,
+    next_read_at,
     pause_s,
 )
 from baton_operator.state.observed import Departure, Observed
 from baton_protocol.store import RouterReport
+from tests.operator.index_servers import (
+    LOCAL,
+    LOGIN,
+    PASSWORD,
+    PATIENT_S,
+    START_S,
+    external,
+    redis_server,
+    register,
+)
 from tests.support.clock import Clock
 from tests.support.kubernetes.manifests import CREDENTIALS, sample_pool
 from tests.support.needs import needs
@@ -44,12 +47,9 @@ from tests.support.planner.observations import DEMO, HUB, observed, status_of
 from tests.support.waiting import until
 
 pytestmark = pytest.mark.integration
-
-PASSWORD = "pass:word@with/signs%"
-LOGIN = Login(password=PASSWORD)
-START_S = 120.0
-LOCAL = (ip_network("127.0.0.0/8"),)  # the Redis of these tests is on this network
-PATIENT_S = 60.0  # timeout where an answer is expected
+SETTLED = status_of(observed(nodes=o.reports()))
+UNKNOWN = status_of(observed())
+BROKEN = status_of(observed(decode=()), before=SETTLED)
 
 
 def scaled(mode: str, nodes: int = 1, **more: Any) -> Pool:
@@ -60,12 +60,9 @@ def scaled(mode: str, nodes: int = 1, **more: Any) -> Pool:
 
 
 PLANNED, ADVISED, SCALED = scaled("auto"), scaled("advise"), scaled("external")
+
+
 ASLEEP = scaled("auto", 0, scaleToZeroAfterSeconds=60)
-
-
-def external(url: str, **store: Any) -> Pool:
-    urls = {"indexUrl": url, "dataUrls": ["redis://data.example"]}
-    return sample_pool("sim", kvStore={"external": urls | store})
 
 
 def planned(url: str) -> Pool:
@@ -74,49 +71,10 @@ def planned(url: str) -> Pool:
     return sample_pool("sim", kvStore=store, autoscaling={"mode": "auto", **bounds})
 
 
-@contextmanager
-def redis_server(folder: Path) -> Iterator[int]:
-    """Run a Redis that requires PASSWORD; yield its port."""
-    (folder / "users.acl").write_text(acl_file(PASSWORD))
-    args = [
-        *("--bind", "127.0.0.1", "--save", "", "--dir", str(folder)),
-        *("--aclfile", str(folder / "users.acl")),
-    ]
-    with reserve_port("127.0.0.1", 0) as held:
-        port = int(held.getsockname()[1])
-        args += ["--port", str(port)]
-        with subprocess.Popen(
-            [str(find_redis_server()), *args], stdout=subprocess.DEVNULL
-        ) as process:
-            try:
-                await_port(port, process)
-                yield port
-            finally:
-                process.kill()
-
-
-def await_port(port: int, process: subprocess.Popen[bytes]) -> None:
-    end = time.monotonic() + START_S
-    while True:
-        assert process.poll() is None, "redis-server has ended"
-        assert time.monotonic() < end, "redis-server does not listen"
-        try:
-            socket.create_connection(("127.0.0.1", port)).close()
-            return
-        except ConnectionRefusedError:
-            time.sleep(0.01)
-
-
 @pytest.fixture
 def url(tmp_path: Path) -> Iterator[str]:
     with redis_server(tmp_path) as port:
         yield f"redis://127.0.0.1:{port}"
-
-
-async def register(url: str, pool: Pool) -> None:
-    async with Registry(url, pool.key) as registry:
-        await registry.register(o.report(pool, "decode"), 60.0)
-        await registry.announce_fetch(o.fetch(pool, "prefill", 1, 9), 60.0)
 
 
 async def test_nodes_and_fetches_are_read_with_the_login_of_the_store(url: str) -> None:
@@ -259,11 +217,6 @@ async def test_a_silent_index_is_read_with_a_backoff_until_it_answers(url: str) 
     assert reader.due_in(pool, observed(pool), None) == 15.0
 
 
-SETTLED = status_of(observed(nodes=o.reports()))
-UNKNOWN = status_of(observed())
-BROKEN = status_of(observed(decode=()), before=SETTLED)
-
-
 @pytest.mark.parametrize(
     ("pool", "seen", "status", "pause"),
     [
@@ -320,5 +273,5 @@ def test_the_pause_between_reads_depends_on_the_state_of_the_pool(
 
 
 def test_the_first_read_is_due_at_once_and_a_large_failure_count_does_not_overflow() -> None:
-    assert next_question(60.0, None) == 0.0
-    assert next_question(60.0, LastQuery(5.0, 100_000)) == 5.0 + LONGEST_RETRY_S
+    assert next_read_at(60.0, None) == 0.0
+    assert next_read_at(60.0, LastQuery(5.0, 100_000)) == 5.0 + LONGEST_RETRY_S

@@ -14,10 +14,11 @@ import pytest
 from baton_cli.commands.up import reserve_port
 from baton_operator.api.pool import Pool
 from baton_operator.kube.egress import Address
-from baton_operator.state.index_reader import IndexReader, Login, Lookups
+from baton_operator.state.index_reader import IndexReader, Login
+from baton_operator.state.lookups import Lookups
 from baton_operator.state.store_check import StoreProblem
-from tests.operator.kube.test_egress import foreign_server
-from tests.operator.state.test_index_reader import LOGIN, redis_server
+from tests.operator.foreign_servers import foreign_server
+from tests.operator.index_servers import LOGIN, redis_server
 from tests.support.clock import Clock
 from tests.support.kubernetes.manifests import sample_pool
 from tests.support.planner import observations as o

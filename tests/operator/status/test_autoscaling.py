@@ -7,10 +7,11 @@ from typing import Any
 import msgspec
 import pytest
 
-from baton_operator.api.pool import Pool, SpecError
+from baton_operator.api.pool import Pool
+from baton_operator.api.spec_reader import SpecError
 from baton_operator.api.status import AutoscalingStatus, PoolStatus
 from baton_operator.state.observed import Planned
-from baton_operator.status.derive import NUMBERS_EVERY_S
+from baton_operator.status.autoscaling import NUMBERS_EVERY_S
 from baton_operator.status.events import events_between
 from tests.support.kubernetes.manifests import sample_pool
 from tests.support.planner import observations as o

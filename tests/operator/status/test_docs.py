@@ -9,16 +9,10 @@ from pathlib import Path
 import msgspec
 
 from baton_operator.api.status import PoolStatus
-from baton_operator.state import observed
+from baton_operator.state import pod_problem
 from baton_operator.status import events
-from baton_operator.status.conditions import (
-    KINDS,
-    PARTS,
-    POD_PROBLEMS,
-    READY,
-    ConditionKind,
-    Reason,
-)
+from baton_operator.status.condition_kinds import ConditionKind, ConditionReason
+from baton_operator.status.conditions import KINDS, PARTS, POD_PROBLEMS, READY
 
 ROOT = Path(__file__).resolve().parents[3]
 PAGE = (ROOT / "docs" / "conditions.md").read_text()
@@ -41,11 +35,11 @@ def kind_row(kind: ConditionKind) -> str:
     return f"| `{kind.name}` | {kind.meaning} | {kind.source} | {kind.absent} |"
 
 
-def reason_row(reason: Reason) -> str:
+def reason_row(reason: ConditionReason) -> str:
     return f"| `{reason.name}` | {reason.status} | {reason.meaning} | {reason.remedy} |"
 
 
-def all_reasons() -> Iterator[Reason]:
+def all_reasons() -> Iterator[ConditionReason]:
     for kind in KINDS:
         yield from kind.reasons
 
@@ -67,7 +61,7 @@ def test_every_reason_is_explained_where_it_belongs_and_no_other() -> None:
 
 
 def test_a_reason_has_one_meaning_everywhere() -> None:
-    by_name: dict[str, Reason] = {}
+    by_name: dict[str, ConditionReason] = {}
     for reason in all_reasons():
         assert by_name.setdefault(reason.name, reason) == reason
         assert re.fullmatch(r"([A-Z][a-z]*)+", reason.name.replace("KV", "Kv"))
@@ -80,11 +74,11 @@ def test_the_page_lists_the_conditions_that_ready_combines() -> None:
 
 
 def test_every_problem_that_a_pod_may_have_is_a_reason() -> None:
-    documented = set(re.findall(r"^    (\w+) ", observed.__doc__ or "", re.MULTILINE))
+    documented = set(re.findall(r"^    (\w+) ", pod_problem.__doc__ or "", re.MULTILINE))
     # A Deployment reports these.
     of_workloads = {"PodsRefused", "StartOverdue"}
     assert documented == {reason.name for reason in POD_PROBLEMS} - of_workloads
-    source = Path(observed.__file__).read_text()
+    source = Path(pod_problem.__file__).read_text()
     assert documented == {name for name in documented if f'"{name}"' in source}
 
 

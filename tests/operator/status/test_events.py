@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from baton_operator.api.pool import Pool, SpecError
+from baton_operator.api.pool import Pool
+from baton_operator.api.spec_reader import SpecError
 from baton_operator.api.status import PoolStatus
 from baton_operator.state.observed import Observed, ObservedRoute
 from baton_operator.status.events import PoolEvent, events_between

@@ -8,7 +8,7 @@ import pytest
 from msgspec import UNSET
 
 from baton_operator.state.observed import Observed
-from baton_operator.status.derive import progress_words
+from baton_operator.status.findings.model import progress_words
 from tests.support.planner import observations as o
 from tests.support.planner.observations import GIB, HUB, condition_of, observed, status_of, verdict
 

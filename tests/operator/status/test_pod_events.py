@@ -6,18 +6,18 @@ import asyncio
 from collections.abc import Mapping
 from typing import Any
 
-from baton_operator.kube.client import Refused, Unavailable
+from baton_operator.kube.client import Api, ApiUnavailable, Refused
 from baton_operator.kube.kinds import ObjectKind
 from baton_operator.state.cache import PoolKey
 from baton_operator.state.observed import FirstSeen, ObservedPod
-from baton_operator.status.events import PodEvents
+from baton_operator.status.pod_events import PodEvents
 from tests.support.planner.observations import pod
 
 KEY = PoolKey("serving", "demo")
 MISSING = 'MountVolume.SetUp failed for volume "api-keys" : secret "keys" not found'
 
 
-class Events:
+class Events(Api):
     """An API server with at most one Warning, and a clock that the test advances."""
 
     def __init__(self) -> None:
@@ -40,8 +40,8 @@ class Events:
 
     def look(self, *pods: ObservedPod) -> list[tuple[str, str]]:
         """Return the problem and message of each pod."""
-        seen = asyncio.run(self.reader.explained(pods))
-        return [(one.problem, one.message) for one in seen]
+        seen = asyncio.run(self.reader.explain_pods(pods))
+        return [(pod.problem, pod.message) for pod in seen]
 
     def until(self, end: float, *pods: ObservedPod) -> list[tuple[str, str]]:
         """Look again after each requested delay until `end`; return the last result."""
@@ -98,7 +98,7 @@ def test_events_are_listed_for_one_pod_of_each_component() -> None:
 
 
 def test_without_an_answer_a_pod_is_unchanged() -> None:
-    for error in (Unavailable("away"), Refused(403, "may not list events")):
+    for error in (ApiUnavailable("away"), Refused(403, "may not list events")):
         events = Events()
         events.error = error
         assert events.until(1020.0, unprepared()) == [("", "")]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from baton_operator.api.pool import SpecError
+from baton_operator.api.spec_reader import SpecError
 from baton_operator.api.status import PoolStatus
 from baton_operator.state.observed import Departure, Observed, ObservedPod
 from tests.support.kubernetes.manifests import sample_pool

@@ -9,7 +9,8 @@ from typing import Any
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from baton_operator.api.pool import Pool, SpecError
+from baton_operator.api.pool import Pool
+from baton_operator.api.spec_reader import SpecError
 from baton_operator.api.status import PoolStatus
 from baton_operator.builders.nodes import revision_of
 from baton_operator.state.observed import (
@@ -20,8 +21,9 @@ from baton_operator.state.observed import (
     ObservedWorkload,
 )
 from baton_operator.status.conditions import KINDS, PARTS, POD_PROBLEMS
-from baton_operator.status.derive import OLD_NODES, derive
+from baton_operator.status.derive import derive_status
 from baton_operator.status.events import events_between
+from baton_operator.status.findings.rollout import OLD_NODES
 from baton_protocol.ids import Fingerprint
 from tests.support.kubernetes.manifests import sample_pool
 from tests.support.planner import observations as o
@@ -143,13 +145,13 @@ def test_any_sequence_keeps_the_status_well_formed(
     for generation, (pool, seen, pause) in enumerate(steps):
         now += timedelta(seconds=pause)
         revision = revision_of(pool).name if isinstance(pool, Pool) else ""
-        after = derive(pool, revision, generation, seen, before, now, 0.0)
+        after = derive_status(pool, revision, generation, seen, before, now, 0.0)
         check_form(after)
         check_ready(after)
         check_times(before, after, o.stamp((now - o.NOW).total_seconds()))
         check_events(before, after)
         # The same observation does not change the status.
-        assert derive(pool, revision, generation, seen, after, now, 0.0) == after
+        assert derive_status(pool, revision, generation, seen, after, now, 0.0) == after
         before = after
 
 

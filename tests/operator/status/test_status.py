@@ -7,7 +7,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from baton_operator.api.pool import SpecError
+from baton_operator.api.spec_reader import SpecError
 from baton_operator.api.status import PoolStatus, read_status
 from baton_operator.builders.nodes import revision_of
 from baton_operator.state.observed import Observed, ObservedRoute

@@ -10,12 +10,13 @@ from typing import Any
 
 import msgspec
 
-from baton_operator.api.pool import Pool, SpecError
+from baton_operator.api.pool import Pool
+from baton_operator.api.spec_reader import SpecError
 from baton_operator.api.status import Condition, PoolStatus
 from baton_operator.builders.nodes import revision_of
 from baton_operator.kube.kinds import ChildKey
 from baton_operator.state.observed import Observed, ObservedPod, ObservedWorkload, Refusal
-from baton_operator.status.derive import derive
+from baton_operator.status.derive import derive_status
 from baton_protocol.ids import Fingerprint, NodeId
 from baton_protocol.store import FetchReport, NodeReport, Role
 from tests.support.kubernetes.manifests import sample_pool
@@ -124,7 +125,7 @@ def status_of(
     clock."""
     revision = revision_of(pool).name if isinstance(pool, Pool) else ""
     when = NOW + timedelta(seconds=after_s)
-    return derive(pool, revision, generation, observation, before, when, after_s)
+    return derive_status(pool, revision, generation, observation, before, when, after_s)
 
 
 def condition_of(status: PoolStatus, kind: str) -> Condition:

@@ -1,0 +1,97 @@
+"""The spec's `engine`, `prefill` and `decode`: what all nodes share, and the nodes of one role."""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal
+
+from msgspec import Meta, field
+
+from baton_operator.api.fields import MOST_NODES, PodTemplate
+from baton_operator.api.flags import NodeFlag
+from baton_operator.api.record import Record
+from baton_operator.api.resources import Resources
+
+EngineKind = Literal["torch", "sim"]
+DType = Literal["auto", "float32", "bfloat16"]
+
+
+class EngineSpec(Record, frozen=True, kw_only=True):
+    """Engine settings that all nodes share, so that their KV is interchangeable."""
+
+    kind: Annotated[
+        EngineKind, Meta(description="Kind of engine. torch: the real one. sim: a simulated one.")
+    ] = "torch"
+    dtype: Annotated[
+        DType,
+        Meta(
+            description="Data type of computation and KV: bfloat16, float32, or auto, where each"
+            " node decides. Nodes with different types exchange no KV."
+        ),
+    ] = "auto"
+    batch_invariant: (
+        Annotated[
+            bool,
+            Meta(
+                description="Compute a token's bits from the tokens before it alone, whatever the"
+                " batch: --batch-invariant on (true) or off (false). Default: auto, on with cpu and"
+                " off with cuda. Nodes with and without it exchange no KV."
+            ),
+        ]
+        | None
+    ) = None
+    block_size: Annotated[int, Meta(ge=1, description="Tokens per KV block.")] = 16
+    chunk_blocks: (
+        Annotated[int, Meta(ge=1, description="KV blocks per value in the store.")] | None
+    ) = None
+    max_model_len: (
+        Annotated[int, Meta(ge=1, description="Maximum length of prompt plus answer, in tokens.")]
+        | None
+    ) = None
+    start_timeout_seconds: (
+        Annotated[
+            int,
+            Meta(
+                ge=10,
+                description="Seconds from a node's start to its first successful /ready, after"
+                " which it is restarted. Default: 1800; with a memory limit and no GPU 120 +"
+                " limit / 50 MiB, but at least 600.",
+            ),
+        ]
+        | None
+    ) = None
+    extra_args: Annotated[
+        tuple[NodeFlag, ...],
+        Meta(
+            max_length=64,
+            description="More flags of `baton prefill` and `baton decode`, each as --NAME=VALUE.",
+        ),
+    ] = ()
+
+
+class RoleSpec(Record, frozen=True, kw_only=True):
+    """The nodes of one role."""
+
+    replicas: Annotated[
+        int,
+        Meta(
+            ge=0,
+            le=MOST_NODES,
+            description="Number of nodes of this role. With `autoscaling`, the initial number.",
+        ),
+    ] = 1
+    resources: Annotated[
+        Resources,
+        Meta(
+            description="Resources of the container `node`. With a GPU limit the node uses CUDA."
+            " Default: requests of 1 CPU and 1Gi of memory, and ephemeral storage of 512Mi with a"
+            " limit of 5Gi, in addition to model.storage."
+        ),
+    ] = Resources()
+    pod_template: Annotated[
+        PodTemplate,
+        Meta(
+            description="Merged over the operator's pod template. Lists whose items have a name"
+            " are merged by name, volumeMounts by mountPath, tolerations by key. Everything else"
+            " is replaced."
+        ),
+    ] = field(default_factory=dict)
