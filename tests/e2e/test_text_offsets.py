@@ -22,8 +22,8 @@ from baton_protocol.link import Delta
 from baton_protocol.request import PositionLogprobs, Request, TokenLogprob
 from baton_protocol.sampling import SamplingParams
 from baton_router.openai.answers import CommonFields, Usage
+from baton_router.openai.choice_output import ChoiceOutput
 from baton_router.openai.completions import CompletionCall
-from baton_router.openai.endpoint import ChoiceOutput
 from baton_text.artifacts import read_artifacts
 from baton_text.detokenizer import TextReader
 from baton_text.logprobs import add_token_texts

@@ -29,7 +29,8 @@ from baton_router.metrics.router_metrics import AdmissionMetrics
 from baton_router.nodes.fleet import Fleet
 from baton_router.nodes.pool_view import NodeView, PoolView
 from baton_router.openai.answers import Usage
-from baton_router.openai.endpoint import Call, check_alone
+from baton_router.openai.call import Call
+from baton_router.openai.sampling import check_alone
 from baton_router.placement.policy import hands_over
 from baton_router.requests.in_flight import Prepared, Ticket
 from baton_router.settings import RouterSettings

@@ -34,7 +34,7 @@ from baton_protocol.errors import (
 )
 from baton_router.observability.request_log import refused
 from baton_router.openai.answers import ErrorAnswer
-from baton_router.openai.body_reader import check_size
+from baton_router.openai.json_body import check_size
 from baton_router.settings import RouterSettings
 
 PLACEMENT_HEADER = "x-baton-placement"

@@ -12,7 +12,7 @@ import asyncio
 import logging
 import re
 from collections.abc import Callable
-from typing import Literal
+from typing import Any, Literal
 
 import msgspec
 from aiohttp import web
@@ -24,7 +24,9 @@ from baton_router.http.connections import BodyLimits
 from baton_router.nodes.fleet import Fleet
 from baton_router.nodes.pool_view import NodeView, state_of
 from baton_router.openai.answers import Closed
-from baton_router.openai.body_reader import MEMBERS, Fields, wrong
+from baton_router.openai.fields.kinds import number, text
+from baton_router.openai.fields.table import FieldTable, optional, read_fields
+from baton_router.openai.json_body import decode_object
 
 DrainState = Literal["draining", "ready"]
 POLL_S = 0.01
@@ -34,6 +36,32 @@ REASON = re.compile(rf"[^\x00-\x1f\x7f-\x9f\u2028\u2029]{{0,{MAX_REASON}}}")
 REVISION = re.compile(r"[a-z0-9-]{0,63}")
 
 logger = logging.getLogger(__name__)
+
+
+class DrainFields(FieldTable, route="/nodes/{node}/drain"):
+    """The body of a drain."""
+
+    deadline_s = optional(
+        number(0.0), "seconds that running requests may stay", "`--drain-timeout`"
+    )
+    reason = optional(
+        text(
+            pattern=REASON.pattern,
+            allowed=f"it must be one line of at most {MAX_REASON} characters",
+        ),
+        "one line for logs and `/pool`",
+    )
+    replaced_by = optional(
+        text(
+            pattern=REVISION.pattern,
+            allowed="it must name a revision with at most 63 of a to z, 0 to 9 and -",
+        ),
+        "the revision that replaces the node's ([rolling out](operations/upgrade.md#rolling-out))",
+    )
+
+
+class ResumeFields(FieldTable, route="/nodes/{node}/resume"):
+    """The body of a drain's end, which has no fields."""
 
 
 class NodeDrain(Closed):
@@ -79,7 +107,7 @@ class DrainRoutes:
 
     async def resume(self, request: web.Request) -> web.Response:
         node = self._node(request)
-        _fields(await self._bodies.read(request)).only(MEMBERS["resume", ""])
+        read_fields(ResumeFields, _decode(await self._bodies.read(request)))
         logger.info("telling %s to take requests again", node)
         return await self._send_and_wait(
             node, ResumeNode(), "ready", self._clock() + self._answer_s
@@ -137,22 +165,9 @@ class DrainRoutes:
 
 def parse_drain(body: bytes) -> DrainNode:
     """An empty body means the node's own deadline. Raise InvalidRequest, MalformedBody."""
-    return read_drain(_fields(body))
+    fields = read_fields(DrainFields, _decode(body))
+    return DrainNode(fields.deadline_s, fields.reason or "", fields.replaced_by or "")
 
 
-def read_drain(fields: Fields) -> DrainNode:
-    """Read the fields of a drain. Raise InvalidRequest for the first wrong field."""
-    fields.only(MEMBERS["drain", ""])
-    deadline_s = fields.number("deadline_s", 0.0)
-    reason = fields.text("reason", {"pattern": f"^{REASON.pattern}$"}) or ""
-    if not REASON.fullmatch(reason):
-        raise wrong("reason", reason, f"it must be one line of at most {MAX_REASON} characters")
-    replaced_by = fields.text("replaced_by", {"pattern": f"^{REVISION.pattern}$"}) or ""
-    if not REVISION.fullmatch(replaced_by):
-        allowed = "it must name a revision with at most 63 of a to z, 0 to 9 and -"
-        raise wrong("replaced_by", replaced_by, allowed)
-    return DrainNode(deadline_s, reason, replaced_by)
-
-
-def _fields(body: bytes) -> Fields:
-    return Fields.parse(body) if body.strip() else Fields({})
+def _decode(body: bytes) -> dict[str, Any]:
+    return decode_object(body) if body.strip() else {}

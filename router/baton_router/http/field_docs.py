@@ -1,101 +1,128 @@
-"""Writes the table of request fields into docs/api.md, from the definitions that the parsers use.
+"""Writes the table of request fields into docs/api.md, from the tables that the router reads by.
 
     python -m baton_router.http.field_docs docs/api.md      writes the table into that page
 
-In: the fields of `body_reader`, and the bounds in the schemas of `openapi`. Out: Markdown.
+In: a table of fields for each body. Out: Markdown, with a row for each field; a field that bodies
+share has one row. First come the fields of a single body, then those of several.
 """
 
 from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from baton_router.http.openapi import BODIES
-from baton_router.openai.body_reader import EMPTY, FIELDS, Body, Field
-from baton_router.openai.body_schema import INT64
+from baton_router.http.drain import DrainFields
+from baton_router.openai.fields.chat import ChatFields
+from baton_router.openai.fields.completions import CompletionFields
+from baton_router.openai.fields.kinds import INT64
+from baton_router.openai.fields.table import EMPTY, Field, FieldTable
 
 Json = Mapping[str, Any]
 BEGIN, END = "<!-- request fields: begin -->", "<!-- request fields: end -->"
 COMMAND = "python -m baton_router.http.field_docs docs/api.md"
-SCHEMAS: Mapping[Body, str] = {
-    "chat": "ChatRequest",
-    "completions": "CompletionRequest",
-    "drain": "DrainRequest",
+# What the column API says -> the body's table.
+TABLES: Mapping[str, type[FieldTable]] = {
+    "chat": ChatFields,
+    "completions": CompletionFields,
+    "drain": DrainFields,
 }
+SHARED = "both"
 _HEAD = (
     "| field | API | Baton | values, [default] | remark |",
     "|---|---|---|---|---|",
 )
-_DOES = {"obeyed": "obeys", "ignored": "ignores", "refused": "refuses"}
+_USES = {"obeyed": "obeys", "ignored": "ignores", "refused": "refuses"}
 
 
-def table() -> str:
-    """One row for each field, in the order of `body_reader`."""
-    return "\n".join([*_HEAD, *map(_row, FIELDS)])
+@dataclass(frozen=True, slots=True)
+class DocumentedField:
+    """A field with its path, and its definition in each table that has it with this remark."""
+
+    path: str
+    definitions: Mapping[str, Field[Any]]
+
+    @property
+    def where(self) -> str:
+        return SHARED if len(self.definitions) > 1 else next(iter(self.definitions))
+
+
+def documented_fields() -> list[DocumentedField]:
+    """All fields, in the order of the page."""
+    definitions: dict[tuple[str, str], dict[str, Field[Any]]] = {}
+    for name, table in TABLES.items():
+        for path, field in _paths(table):
+            definitions.setdefault((path, field.remark), {})[name] = field
+    fields = [DocumentedField(path, bodies) for (path, _), bodies in definitions.items()]
+    order = ["chat", "completions", SHARED, "drain"]
+    return sorted(fields, key=lambda field: order.index(field.where))
+
+
+def field_table() -> str:
+    """The table in Markdown."""
+    return "\n".join([*_HEAD, *map(_row, documented_fields())])
 
 
 def with_table(page: str) -> str:
     """The page with a new table between its markers. Raise ValueError without markers."""
     begin, end = page.index(BEGIN) + len(BEGIN), page.index(END)
-    return f"{page[:begin]}\n{table()}\n{page[end:]}"
+    return f"{page[:begin]}\n{field_table()}\n{page[end:]}"
 
 
-def _row(field: Field) -> str:
-    where = "both" if len(field.bodies) > 1 else field.bodies[0]
-    cells = (f"`{field.name}`", where, _DOES[field.does], _values(field), field.remark)
+def _paths(table: type[FieldTable], within: str = "") -> Iterator[tuple[str, Field[Any]]]:
+    """The fields of a table and of the objects in it, with their paths."""
+    for name, field in table.FIELDS.items():
+        yield within + name, field
+        if field.kind.members is not None:
+            yield from _paths(field.kind.members, f"{within}{name}{'[]' * field.kind.listed}.")
+
+
+def _row(documented: DocumentedField) -> str:
+    field = next(iter(documented.definitions.values()))
+    remark = f"{field.remark}; required" if field.needed else field.remark
+    values = _values(documented)
+    cells = (f"`{documented.path}`", documented.where, _USES[field.use], values, remark)
     return "| " + " | ".join(cell.replace("|", "\\|") for cell in cells) + " |"
 
 
-def _values(field: Field) -> str:
+def _values(documented: DocumentedField) -> str:
     """The allowed values and the default of a field."""
-    schemas = [_schema(body, field.name) for body in field.bodies]
-    allowed = _per_body(field, [_allowed(schema) for schema in schemas])
-    if field.does == "refused":
-        allowed = allowed or _choices(field.accepts or ())
+    fields = documented.definitions
+    allowed = _for_each({name: _allowed(field.kind.schema) for name, field in fields.items()})
+    if next(iter(fields.values())).use == "refused":
         return f"all but {allowed}" if allowed else "all"
-    defaults = [json.dumps(schema["default"]) for schema in schemas if "default" in schema]
-    default = field.default or (_per_body(field, defaults) if defaults else "")
+    default = _for_each({name: _default(field) for name, field in fields.items()})
     return f"{allowed} [{default}]".strip() if default else allowed
 
 
-def _per_body(field: Field, texts: Sequence[str]) -> str:
+def _default(field: Field[Any]) -> str:
+    if field.default or "default" not in field.kind.schema:
+        return field.default
+    return json.dumps(field.kind.schema["default"])
+
+
+def _for_each(texts: Mapping[str, str]) -> str:
     """One text if it is the same for all bodies, else one per body."""
-    if len(set(texts)) == 1:
-        return texts[0]
-    return "; ".join(f"{body}: {text}" for body, text in zip(field.bodies, texts, strict=True))
-
-
-def _schema(body: Body, name: str) -> Json:
-    """The field's schema; empty for fields inside a list, which the list's own reader checks."""
-    schema: Json = BODIES[SCHEMAS[body]]
-    for part in name.split("."):
-        schema = schema.get("properties", {}).get(part, {})
-    return schema
+    if len(set(texts.values())) == 1:
+        return next(iter(texts.values()))
+    return "; ".join(f"{name}: {text}" for name, text in texts.items())
 
 
 def _allowed(schema: Json) -> str:
     if "enum" in schema:
         return _choices(schema["enum"])
     if "anyOf" in schema:
-        alternatives = (
-            _allowed(alternative)
-            for alternative in schema["anyOf"]
-            if alternative != {"type": "null"}
-        )
-        return ", or ".join(dict.fromkeys(alternatives))
-    kinds = schema.get("type", [])
-    kinds = [kinds] if isinstance(kinds, str) else kinds
-    return " or ".join(_KINDS[kind](schema) for kind in kinds if kind != "null")
+        return ", or ".join(dict.fromkeys(map(_allowed, schema["anyOf"])))
+    return _KINDS[schema["type"]](schema) if "type" in schema else ""
 
 
 def _choices(values: Sequence[Any]) -> str:
-    accepted = tuple(value for value in values if value is not None)
-    if accepted == EMPTY:
+    if tuple(values) == EMPTY:
         return "false, 0 or empty"
-    shown = " or ".join(f"`{json.dumps(value)}`" for value in accepted)
+    shown = " or ".join(f"`{json.dumps(value)}`" for value in values)
     return shown.replace('`"', "`").replace('"`', "`")
 
 

@@ -36,9 +36,9 @@ from baton_router.metrics.router_metrics import RouterMetrics
 from baton_router.nodes.fleet import Fleet
 from baton_router.observability.request_log import ExplanationHistory, RequestLog, Tracing
 from baton_router.openai.answers import CommonFields, Usage
+from baton_router.openai.call import Call, Shape
 from baton_router.openai.chat import ChatCall
 from baton_router.openai.completions import CompletionCall
-from baton_router.openai.endpoint import Call, Shape
 from baton_router.requests.dispatcher import Dispatcher
 from baton_router.requests.in_flight import InFlightRequest, OutputQueue, Prepared
 from baton_router.requests.tokenize import prepare

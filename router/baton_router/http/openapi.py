@@ -1,7 +1,7 @@
 """GET /openapi.json: an OpenAPI 3.1 document of each route, derived from the code of the router.
 
-In: the schemas of bodies, derived from their parsers (`body_schema`), the records that answers are
-encoded from, and the error vocabulary. Out: the document. OPERATIONS has a row for each route of
+In: the tables of the bodies' fields (`openai/fields`), the records that answers are encoded from,
+and the error vocabulary. Out: the document. OPERATIONS has a row for each route of
 the application; a test checks that.
 """
 
@@ -29,7 +29,7 @@ from baton_protocol.errors import (
     Unavailable,
 )
 from baton_protocol.store import Exact
-from baton_router.http.drain import NodeDrain, read_drain
+from baton_router.http.drain import DrainFields, NodeDrain
 from baton_router.http.pool_status import Pool
 from baton_router.http.readiness import Health, Readiness
 from baton_router.observability.request_log import Explanation
@@ -42,26 +42,20 @@ from baton_router.openai.answers import (
     Model,
     ModelList,
 )
-from baton_router.openai.body_schema import body_schema
-from baton_router.openai.chat import ChatCall
-from baton_router.openai.completions import CompletionCall
+from baton_router.openai.fields.chat import ChatFields
+from baton_router.openai.fields.completions import CompletionFields
+from baton_router.openai.fields.table import FieldTable, schema_of
 
 Json = dict[str, Any]
 OPENAPI = "3.1.0"
 REF = "#/components/schemas/{name}"
 JSON_TYPE, EVENTS_TYPE, TEXT_TYPE = "application/json", "text/event-stream", "text/plain"
 
-# Sample bodies that reach every reader of the parsers: a stream has options, and
-# max_completion_tokens replaces max_tokens.
-_CHAT = {"messages": [{"role": "user", "content": ""}]}
-_PROMPT = {"prompt": ""}
-_READ = ({"stream": True, "stream_options": {}}, {"max_completion_tokens": 1})
-BODIES: Mapping[str, Json] = {
-    "ChatRequest": body_schema(ChatCall.read, *(_CHAT | more for more in _READ)),
-    "CompletionRequest": body_schema(
-        CompletionCall.read, *(_PROMPT | more for more in (*_READ, {"echo": True}))
-    ),
-    "DrainRequest": body_schema(read_drain, {}),
+# The tables of the bodies, by the names of their schemas.
+BODIES: Mapping[str, type[FieldTable]] = {
+    "ChatRequest": ChatFields,
+    "CompletionRequest": CompletionFields,
+    "DrainRequest": DrainFields,
 }
 
 # Groups of operations for generated clients and pages.
@@ -332,7 +326,8 @@ def document(operations: Sequence[OpenAPIOperation] = OPERATIONS) -> Json:
         "tags": [{"name": name, "description": text} for name, text in TAGS.items()],
         "paths": paths,
         "components": {
-            "schemas": {**BODIES, **_schemas(operations)},
+            "schemas": {name: schema_of(table) for name, table in BODIES.items()}
+            | _schemas(operations),
             "parameters": {"RequestId": REQUEST_ID},
             "securitySchemes": SECURITY,
         },

@@ -24,7 +24,8 @@ from baton_router.openai.answers import (
     Usage,
     event,
 )
-from baton_router.openai.endpoint import Call, ChoiceOutput, Shape
+from baton_router.openai.call import Call, Shape
+from baton_router.openai.choice_output import ChoiceOutput
 from baton_router.requests.in_flight import Batch, InFlightRequest, OutputQueue
 from baton_router.requests.tokenize import LONG_PROMPT
 

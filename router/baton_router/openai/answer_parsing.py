@@ -17,8 +17,9 @@ import msgspec
 from baton_protocol.errors import InvalidRequest
 from baton_router.nodes.model_artifacts import PoolModel
 from baton_router.nodes.model_grammars import AnswerRules
-from baton_router.openai.structured_output import RequestedGrammar, shortened
-from baton_router.openai.tools import RequestedReasoning, RequestedTools
+from baton_router.openai.reasoning import RequestedReasoning
+from baton_router.openai.structured_output import RequestedGrammar, shorten_reason
+from baton_router.openai.tools import RequestedTools
 from baton_text.grammars.errors import GrammarError
 from baton_text.parsers.generic_json import GENERIC_JSON
 from baton_text.parsers.parser import Piece, Reader, ReasoningParser, ToolParser
@@ -92,9 +93,9 @@ class AnswerParsing:
     ) -> AnswerParsing:
         """This parsing, with the rules that must be enforced. `inside`: see `answer_grammar`."""
         tools, parser = self.tools, self.tool_parser
-        one = tools is not None and tools.most_calls == 1 and _may_repeat(parser)
+        ends_early = tools is not None and tools.most_calls == 1 and _may_repeat(parser)
         limits = tools is not None and (
-            tools.required or bool(tools.strict) or content is not None or one
+            tools.required or bool(tools.strict) or content is not None or ends_early
         )
         fields = []
         if limits:
@@ -152,12 +153,12 @@ class AnswerParsing:
     def refusal(self, error: GrammarError) -> InvalidRequest:
         """The error for a grammar that cannot be made or does not compile."""
         name, _, why = str(error).partition(": ")
-        one = None if self.tools is None else self.tools.functions.get(name)
-        if one is not None and why:
-            field = f"{one.field}.parameters"
-            return InvalidRequest(f"{field}: {shortened(why)}", param=field)
+        function = None if self.tools is None else self.tools.functions.get(name)
+        if function is not None and why:
+            field = f"{function.field}.parameters"
+            return InvalidRequest(f"{field}: {shorten_reason(why)}", param=field)
         return InvalidRequest(
-            f"{', '.join(self.fields)}: {shortened(str(error))}",
+            f"{', '.join(self.fields)}: {shorten_reason(str(error))}",
             param=self.fields[0].partition(".")[0],
         )
 
@@ -192,7 +193,7 @@ class ChoiceReader:
         self.called = False
         self._arguments: list[str] = []  # of the last call
 
-    def read(self, text: str, *, ended: bool) -> list[Piece]:
+    def read_text(self, text: str, *, ended: bool) -> list[Piece]:
         """The pieces that the text adds; at the end, also those held back."""
         pieces = self._reader.push(text) if text else []
         if ended:

@@ -18,10 +18,9 @@ from dataclasses import dataclass
 import msgspec
 from msgspec import UNSET
 
-from baton_protocol.errors import InvalidRequest
 from baton_protocol.link import Delta
 from baton_protocol.request import PositionLogprobs
-from baton_protocol.sampling import MAX_LOGPROBS, FinishReason
+from baton_protocol.sampling import FinishReason
 from baton_router.nodes.model_artifacts import PoolModel
 from baton_router.openai.answer_parsing import AnswerParsing, ChoiceReader
 from baton_router.openai.answers import (
@@ -41,41 +40,21 @@ from baton_router.openai.answers import (
     Usage,
     event,
 )
-from baton_router.openai.body_reader import TRUE, Fields, needs, wrong
-from baton_router.openai.endpoint import (
-    ChoiceOutput,
-    Json,
-    Options,
-    Prompt,
-    PromptIds,
-    StreamUsage,
-    TextPrompt,
-    Truncation,
-    bad_words,
-    check_unserved,
-    limit_field,
-    prompt_positions,
-    sampling_fields,
-)
+from baton_router.openai.call import Json, Options, Prompt, PromptIds, TextPrompt, Truncation
+from baton_router.openai.choice_output import ChoiceOutput, prompt_positions
+from baton_router.openai.fields.chat import ChatFields
+from baton_router.openai.fields.table import gives, read_fields
+from baton_router.openai.json_body import decode_object
 from baton_router.openai.logprobs import chat_logprobs, prompt_logprobs
-from baton_router.openai.messages import MESSAGES, read_messages
-from baton_router.openai.structured_output import RequestedGrammar, requested_grammar
-from baton_router.openai.tools import FIELDS as TOOL_FIELDS
-from baton_router.openai.tools import (
-    PLAIN,
-    RequestedReasoning,
-    RequestedTools,
-    calls_size,
-    requested_reasoning,
-    requested_tools,
-)
-from baton_text.chat import RESERVED
+from baton_router.openai.reasoning import RequestedReasoning, requested_reasoning
+from baton_router.openai.sampling import limit_field, sampling_values
+from baton_router.openai.stream_usage import StreamUsage
+from baton_router.openai.structured_output import RequestedGrammar
+from baton_router.openai.tools import RequestedTools, calls_size, requested_tools
 from baton_text.parsers.parser import Piece, PieceKind
 from baton_text.tokenizer import Tokenizer
 
 MESSAGE_CHARS = 30  # cost of rendering a message, in characters
-MAX_DOCUMENTS = 1024
-TEMPLATE_KWARGS = {"propertyNames": {"not": {"enum": list(RESERVED)}}}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -103,40 +82,39 @@ class ChatCall:
     @classmethod
     def parse(cls, data: bytes | bytearray) -> ChatCall:
         """Raise InvalidRequest naming the first wrong field; MalformedBody."""
-        return cls.read(Fields.parse(data))
+        return cls.from_body(decode_object(data))
 
     @classmethod
-    def read(cls, fields: Fields) -> ChatCall:
-        check_unserved(fields, "chat")
-        sampling = sampling_fields(fields)
-        top = fields.integer("top_logprobs", 0, MAX_LOGPROBS)
-        wanted = fields.boolean("logprobs", False)
-        fields.rule(needs("top_logprobs", {"type": "integer", "minimum": 1}, "logprobs", TRUE))
-        if top and not wanted:
-            raise wrong("top_logprobs", top, "it needs logprobs to be true")
-        if wanted:
-            sampling["logprobs"] = top or 0
-        messages = read_messages(fields.raw("messages", MESSAGES, required=True))
-        continues, begins = _end_of_prompt(fields)
-        echo = fields.boolean("echo", False)
-        of_assistant = messages[-1]["role"] == "assistant"
-        asks = fields.given(TOOL_FIELDS)
+    def from_body(cls, body: Json) -> ChatCall:
+        """Raise InvalidRequest naming the first wrong field."""
+        fields = read_fields(ChatFields, body)
+        sampling = sampling_values(fields)
+        if fields.logprobs:
+            sampling["logprobs"] = fields.top_logprobs or 0
+        last, begins = fields.messages[-1], fields.begins_answer
+        echoes = fields.echo and (last["role"] == "assistant" or not begins)
         return cls(
-            options=Options.read(fields),
+            options=Options.from_fields(fields),
             sampling=sampling,
-            bad_words=bad_words(fields),
-            special_tokens_requested=fields.given(("skip_special_tokens",)),
-            grammar=requested_grammar(fields),
-            tools=requested_tools(fields) if asks else None,
-            reasoning=requested_reasoning(fields) if asks else PLAIN,
+            bad_words=fields.bad_words or (),
+            special_tokens_requested=gives(fields, "skip_special_tokens"),
+            grammar=next(iter(fields.grammars()), None),
+            tools=requested_tools(
+                fields.tools, fields.tool_choice, parallel=fields.parallel_tool_calls
+            ),
+            reasoning=requested_reasoning(
+                fields.reasoning_effort,
+                fields.thinking_token_budget,
+                included=fields.include_reasoning,
+            ),
             names={"prompt": "messages", "max_tokens": limit_field(fields)},
-            messages=messages,
-            template_kwargs=_template_kwargs(fields),
+            messages=fields.messages,
+            template_kwargs=fields.template_kwargs,
             add_generation_prompt=begins,
-            add_special_tokens=fields.boolean("add_special_tokens", False),
-            continues_prompt=continues,
-            truncation=Truncation.read(fields),
-            echoed=messages[-1]["content"] if echo and (of_assistant or not begins) else "",
+            add_special_tokens=fields.add_special_tokens,
+            continues_prompt=fields.continue_final_message,
+            truncation=Truncation.from_fields(fields),
+            echoed=last["content"] if echoes else "",
         )
 
     @property
@@ -160,7 +138,7 @@ class ChatCall:
             self.messages,
             add_generation_prompt=self.add_generation_prompt,
             continue_final_message=self.continues_prompt,
-            tools=None if self.tools is None else self.tools.shown(),
+            tools=None if self.tools is None else self.tools.template_forms(),
             **{**self.reasoning.kwargs, **self.template_kwargs},
         )
         return [TextPrompt(text, self.add_special_tokens)]
@@ -206,7 +184,7 @@ class ChatShape:
         )
 
     def event(self, index: int, delta: Delta) -> bytes:
-        self._usage.count(index, delta)
+        self._usage.count_delta(index, delta)
         if not (delta.text or delta.finish or self._ids or self._logprobs is not None):
             return b""
         return self._event(index, delta, ChatDelta(content=delta.text), delta.finish)
@@ -232,7 +210,7 @@ class ChatShape:
         )
         chunk.choices = [choice]
         if self._usage.continuous:
-            chunk.usage = self._usage.so_far(index)
+            chunk.usage = self._usage.usage_of(index)
         return event(chunk)
 
     def usage_event(self, usage: Usage) -> bytes:
@@ -301,22 +279,22 @@ class ParsedChatShape(ChatShape):
         )
 
     def event(self, index: int, delta: Delta) -> bytes:
-        self._usage.count(index, delta)
-        one, finish = self._reader(index), delta.finish
+        self._usage.count_delta(index, delta)
+        reader, finish = self._reader(index), delta.finish
         text = self._shown(delta.text, delta.ids, finish)
-        shown = _delta_of(one, one.read(text, ended=finish is not None))
+        shown = _delta_of(reader, reader.read_text(text, ended=finish is not None))
         if shown is None:
             if not (finish or self._ids or self._logprobs is not None):
                 return b""
             shown = ChatDelta()
-        return self._event(index, delta, shown, self._finish(one, finish) if finish else None)
+        return self._event(index, delta, shown, self._finish(reader, finish) if finish else None)
 
     def _message(self, index: int, choice: ChoiceOutput) -> tuple[ChatMessage, ChatFinish]:
-        one, finish = self._reader(index), choice.finish_reason
-        pieces = one.read(self._shown(choice.text, choice.ids, finish), ended=True)
+        reader, finish = self._reader(index), choice.finish_reason
+        pieces = reader.read_text(self._shown(choice.text, choice.ids, finish), ended=True)
         content = self._echoed + _text_of(pieces, "content")
         reasoning = _text_of(pieces, "reasoning")
-        calls = _calls_of(one, pieces)
+        calls = _calls_of(reader, pieces)
         message = ChatMessage(
             role="assistant",
             content=content if content or not (calls or reasoning) else None,
@@ -325,20 +303,20 @@ class ParsedChatShape(ChatShape):
         )
         if self._parsing.reasoning_parser is not None:
             message.reasoning_content = message.reasoning = reasoning or None
-        return message, self._finish(one, finish)
+        return message, self._finish(reader, finish)
 
     def _reader(self, index: int) -> ChoiceReader:
-        one = self._readers.get(index)
-        if one is None:
-            one = self._readers[index] = ChoiceReader(
+        reader = self._readers.get(index)
+        if reader is None:
+            reader = self._readers[index] = ChoiceReader(
                 self._parsing, f"{self._common.id}/{index}", sees_markers=self._sees_markers
             )
-        return one
+        return reader
 
-    def _finish(self, one: ChoiceReader, finish: FinishReason) -> ChatFinish:
+    def _finish(self, reader: ChoiceReader, finish: FinishReason) -> ChatFinish:
         if finish != "stop" or not self._parsing.calls_end:
             return finish
-        return "tool_calls" if one.has_whole_calls else finish
+        return "tool_calls" if reader.has_whole_calls else finish
 
     def _shown(self, text: str, ids: Sequence[int], finish: FinishReason | None) -> str:
         """The text, without its final special token if the client sees no special tokens."""
@@ -347,7 +325,7 @@ class ParsedChatShape(ChatShape):
         return text
 
 
-def _delta_of(one: ChoiceReader, pieces: Sequence[Piece]) -> ChatDelta | None:
+def _delta_of(reader: ChoiceReader, pieces: Sequence[Piece]) -> ChatDelta | None:
     """The content of an event for these pieces; None without pieces."""
     if not pieces:
         return None
@@ -361,7 +339,7 @@ def _delta_of(one: ChoiceReader, pieces: Sequence[Piece]) -> ChatDelta | None:
         elif kind == "call":
             function = FunctionDelta(name=text, arguments="")
             calls[number] = ToolCallDelta(
-                index=number, id=one.call_id(number), type="function", function=function
+                index=number, id=reader.call_id(number), type="function", function=function
             )
         elif number in calls:
             calls[number].function.arguments += text
@@ -376,50 +354,12 @@ def _text_of(pieces: Sequence[Piece], kind: PieceKind) -> str:
     return "".join(piece.text for piece in pieces if piece.kind == kind)
 
 
-def _calls_of(one: ChoiceReader, pieces: Sequence[Piece]) -> list[ToolCall]:
+def _calls_of(reader: ChoiceReader, pieces: Sequence[Piece]) -> list[ToolCall]:
     calls: list[ToolCall] = []
     for kind, text, number in pieces:
         if kind == "call":
             function = CalledFunction(name=text, arguments="")
-            calls.append(ToolCall(id=one.call_id(number), type="function", function=function))
+            calls.append(ToolCall(id=reader.call_id(number), type="function", function=function))
         elif kind == "arguments":
             calls[number].function.arguments += text
     return calls
-
-
-def _end_of_prompt(fields: Fields) -> tuple[bool, bool]:
-    """Whether the prompt ends inside its last message, and whether it opens a new answer."""
-    continues = fields.boolean("continue_final_message", False)
-    begins = fields.boolean("add_generation_prompt", not continues)
-    fields.rule(
-        {"description": "continue_final_message and add_generation_prompt are not both true"}
-    )
-    if continues and begins:
-        raise wrong(
-            "continue_final_message",
-            continues,
-            "no new message begins then: leave out add_generation_prompt, or say false",
-        )
-    return continues, begins
-
-
-def _template_kwargs(fields: Fields) -> Json:
-    """Additional values for the template, including documents."""
-    given = fields.mapping("chat_template_kwargs", TEMPLATE_KWARGS) or {}
-    documents = fields.objects("documents", MAX_DOCUMENTS)
-    fields.rule({"description": "documents do not stand in chat_template_kwargs too"})
-    if documents is not None:
-        if "documents" in given:
-            raise InvalidRequest(
-                "documents stand in chat_template_kwargs too; leave out one of both",
-                param="documents",
-            )
-        given = given | {"documents": documents}
-    for name in RESERVED:
-        if name in given:
-            raise InvalidRequest(
-                f"chat_template_kwargs holds {name!r}, which is no value of a template; a client"
-                " sets it by a field of its own, or not at all",
-                param="chat_template_kwargs",
-            )
-    return given

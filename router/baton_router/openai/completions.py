@@ -20,15 +20,12 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any
 
 import msgspec
 from msgspec import UNSET
 
-from baton_protocol.errors import InvalidRequest
 from baton_protocol.link import Delta
 from baton_protocol.request import PositionLogprobs, TokenLogprob
-from baton_protocol.sampling import MAX_LOGPROBS
 from baton_router.nodes.model_artifacts import PoolModel
 from baton_router.openai.answer_parsing import AnswerParsing
 from baton_router.openai.answers import (
@@ -41,28 +38,21 @@ from baton_router.openai.answers import (
     Usage,
     event,
 )
-from baton_router.openai.body_reader import TRUE, Fields, integers, needs, wrong
-from baton_router.openai.endpoint import (
-    MAX_TOKENS_NAMES,
-    ChoiceOutput,
-    Json,
-    Options,
-    Prompt,
-    PromptIds,
-    StreamUsage,
-    TextPrompt,
-    Truncation,
-    bad_words,
-    check_unserved,
-    limit_field,
-    prompt_positions,
-    sampling_fields,
-)
+from baton_router.openai.call import Json, Options, Prompt, PromptIds, TextPrompt, Truncation
+from baton_router.openai.choice_output import ChoiceOutput, prompt_positions
+from baton_router.openai.fields.completions import CompletionFields
+from baton_router.openai.fields.table import gives, read_fields
+from baton_router.openai.json_body import decode_object
 from baton_router.openai.logprobs import completion_logprobs, prompt_logprobs
-from baton_router.openai.structured_output import RequestedGrammar, requested_grammar
+from baton_router.openai.sampling import limit_field, sampling_values
+from baton_router.openai.stream_usage import StreamUsage
+from baton_router.openai.structured_output import RequestedGrammar
 from baton_text.detokenizer import TextReader, context_of
 from baton_text.offsets import TextOffsets, offsets_in
 from baton_text.tokenizer import Tokenizer
+
+Positions = Sequence[PositionLogprobs]
+DEFAULT_MAX_TOKENS = 16
 
 
 class Echo:
@@ -94,22 +84,6 @@ class Echo:
         return [placed.push(token_id) for token_id in self._ids]
 
 
-Positions = Sequence[PositionLogprobs]
-DEFAULT_MAX_TOKENS = 16
-MAX_PROMPTS = 1024
-_IDS = {"type": "array", "minItems": 1, "items": {"type": "integer", "minimum": 0}}
-_SEVERAL = {"type": "array", "minItems": 1, "maxItems": MAX_PROMPTS}
-PROMPT = {
-    "anyOf": [
-        {"type": "string"},
-        _IDS,
-        _SEVERAL | {"items": {"type": "string"}},
-        _SEVERAL | {"items": _IDS},
-    ]
-}
-_ALLOWED = "it must be a string, a list of strings, token ids or a list of token id lists"
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CompletionCall:
     """A parsed completion body. `prompt_logprobs` is the client's own value; `echo` with `logprobs`
@@ -131,38 +105,38 @@ class CompletionCall:
     @classmethod
     def parse(cls, data: bytes | bytearray) -> CompletionCall:
         """Raise InvalidRequest naming the first wrong field; MalformedBody."""
-        return cls.read(Fields.parse(data))
+        return cls.from_body(decode_object(data))
 
     @classmethod
-    def read(cls, fields: Fields) -> CompletionCall:
-        check_unserved(fields, "completions")
-        echo = fields.boolean("echo", False)
+    def from_body(cls, body: Json) -> CompletionCall:
+        """Raise InvalidRequest naming the first wrong field."""
+        fields = read_fields(CompletionFields, body)
+        sampling = sampling_values(fields)
         # max_tokens 0 asks about the prompt alone, but nodes must generate at least one token.
-        sampling = sampling_fields(fields, least_tokens=0 if echo else 1)
-        for name in MAX_TOKENS_NAMES:
-            fields.rule(needs(name, {"const": 0}, "echo", TRUE))
         generates = sampling.get("max_tokens") != 0
         if not generates:
             sampling["max_tokens"] = 1
         names = {"max_tokens": limit_field(fields)}
-        requested = sampling.get("prompt_logprobs")
-        logprobs = fields.integer("logprobs", 0, MAX_LOGPROBS)
+        requested, logprobs = fields.prompt_logprobs, fields.logprobs
         if logprobs is not None:
             sampling["logprobs"] = logprobs
-            if echo and (requested is None or requested < logprobs):
+            if fields.echo and (requested is None or requested < logprobs):
                 sampling["prompt_logprobs"] = logprobs
                 names["prompt_logprobs"] = "logprobs"
-        special = fields.boolean("add_special_tokens", True)
+        special = fields.add_special_tokens
         return cls(
-            options=Options.read(fields, generates=generates),
+            options=Options.from_fields(fields, generates=generates),
             sampling=sampling,
-            bad_words=bad_words(fields),
-            special_tokens_requested=fields.given(("skip_special_tokens",)),
-            grammar=requested_grammar(fields),
-            given=_prompts(fields.raw("prompt", PROMPT, required=True), special),
-            echo=echo,
+            bad_words=fields.bad_words or (),
+            special_tokens_requested=gives(fields, "skip_special_tokens"),
+            grammar=next(iter(fields.grammars()), None),
+            given=[
+                TextPrompt(prompt, special) if isinstance(prompt, str) else prompt
+                for prompt in fields.prompt
+            ],
+            echo=fields.echo,
             prompt_logprobs=requested,
-            truncation=Truncation.read(fields),
+            truncation=Truncation.from_fields(fields),
             names=names,
         )
 
@@ -239,7 +213,7 @@ class CompletionShape:
         )
 
     def event(self, index: int, delta: Delta) -> bytes:
-        self._usage.count(index, delta)
+        self._usage.count_delta(index, delta)
         begins = index not in self._begun
         if begins:
             self._begun.add(index)
@@ -260,7 +234,7 @@ class CompletionShape:
         )
         self._chunk.choices = [choice]
         if self._usage.continuous:
-            self._chunk.usage = self._usage.so_far(index)
+            self._chunk.usage = self._usage.usage_of(index)
         return event(self._chunk)
 
     def usage_event(self, usage: Usage) -> bytes:
@@ -341,23 +315,3 @@ class CompletionShape:
             return completion_logprobs(positions, top, own, as_id=as_ids)
         whole, all_offsets = [*scores, *positions], [*echo.offsets, *own]
         return completion_logprobs(whole, top, all_offsets, echo.first, as_ids)
-
-
-def _prompts(value: Any, special: bool) -> list[Prompt]:
-    if isinstance(value, str):
-        return [TextPrompt(value, special)]
-    if not isinstance(value, list) or not value:
-        raise wrong("prompt", value, _ALLOWED)
-    ids = integers(value)
-    if ids is not None:
-        return [tuple(ids)]
-    if len(value) > MAX_PROMPTS:
-        raise InvalidRequest(
-            f"prompt holds {len(value)} prompts; at most {MAX_PROMPTS}", param="prompt"
-        )
-    if all(isinstance(item, str) for item in value):
-        return [TextPrompt(item, special) for item in value]
-    lists = [integers(item) if isinstance(item, list) else None for item in value]
-    if None in lists:
-        raise wrong("prompt", value, _ALLOWED)
-    return [tuple(one) for one in lists if one is not None]

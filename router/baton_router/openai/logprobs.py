@@ -79,7 +79,7 @@ def completion_logprobs(
     return CompletionLogprobs(
         tokens=[*alone, *(token_name(position.sampled, as_id) for position in positions)],
         token_logprobs=[*unknown, *(_value(position.sampled) for position in positions)],
-        top_logprobs=[*unknown, *(_by_name(each, top, as_id) for each in positions)],
+        top_logprobs=[*unknown, *(_by_name(position, top, as_id) for position in positions)],
         text_offset=offsets,
     )
 

@@ -1,54 +1,59 @@
-"""Reads what an answer must match: OpenAI's field, vLLM's, or vLLM's older ones.
+"""What an answer must match: the kinds of OpenAI's field, of vLLM's, and of vLLM's older ones.
 
-In: a body's fields. Out: a RequestedGrammar, which becomes the text of a grammar once the model is
-known (see `nodes.model_grammars`). This module checks only the form, as the API document has it.
-Whether a schema, regex or grammar compiles depends on the model's tokenizer.
+In: the value of a field. Out: a RequestedGrammar, which becomes the text of a grammar once the
+model is known (see `nodes.model_grammars`). This module checks only the form, as the API document
+has it. Whether a schema, regex or grammar compiles depends on the model's tokenizer.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import msgspec
 
 from baton_protocol.errors import InvalidRequest
-from baton_router.openai.body_reader import (
-    MEMBERS,
-    MISSING,
-    NOTHING_ELSE,
-    SHOWN,
-    Fields,
-    Members,
+from baton_router.openai.fields.errors import MISSING, SHOWN, show, wrong
+from baton_router.openai.fields.kinds import (
+    Json,
     Schema,
-    show,
-    wrong,
+    ValueKind,
+    boolean,
+    object_at,
+    only,
+    text,
 )
+from baton_router.openai.fields.table import (
+    NOTHING_ELSE,
+    FieldTable,
+    check_names,
+    ignored,
+    optional,
+    read_values,
+    refused,
+    required,
+    schema_of,
+)
+from baton_router.openai.fields.unserved import BACKEND, WHITESPACE
 from baton_text.grammars.constraints import Kind
 from baton_text.grammars.errors import GrammarError
 from baton_text.grammars.limits import MAX_CHOICES, MAX_GRAMMAR_BYTES
 
 FORMAT, OUTPUTS = "response_format", "structured_outputs"
-OLDER: Mapping[str, Kind] = {
-    "guided_json": "json",
-    "guided_regex": "regex",
-    "guided_choice": "choice",
-    "guided_grammar": "grammar",
-}
-NAMES = (FORMAT, OUTPUTS, *OLDER)
+NAMES = (FORMAT, OUTPUTS, "guided_json", "guided_regex", "guided_choice", "guided_grammar")
 ONE_AT_MOST = f"at most one of {', '.join(NAMES)} is there, and then no allowed_token_ids"
 MAX_STRUCTURES = 1024
 MAX_REASON = 500  # characters
-_JSON_SCHEMA = "json_schema"
 # The fields that each type of `response_format` has beside its type.
 TYPES: Mapping[str, tuple[str, ...]] = {
     "text": (),
     "json_object": (),
-    _JSON_SCHEMA: (_JSON_SCHEMA,),
+    "json_schema": ("json_schema",),
     "structural_tag": ("structures", "triggers"),
 }
 KINDS: tuple[Kind, ...] = ("json", "json_object", "regex", "choice", "grammar", "structural_tag")
+_STRING: Schema = {"type": "string", "minLength": 1, "maxLength": MAX_GRAMMAR_BYTES}
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,177 +68,53 @@ class RequestedGrammar:
     def refusal(self, error: GrammarError) -> InvalidRequest:
         """The error for a grammar that does not compile, with a reason of bounded length."""
         return InvalidRequest(
-            f"{self.field}: {shortened(str(error))}", param=self.field.partition(".")[0]
+            f"{self.field}: {shorten_reason(str(error))}", param=self.field.partition(".")[0]
         )
 
 
-def shortened(reason: str) -> str:
+def shorten_reason(reason: str) -> str:
     """The reason of an error, of bounded length."""
     return reason if len(reason) <= MAX_REASON else f"{reason[:MAX_REASON]}..."
 
 
-def requested_grammar(fields: Fields) -> RequestedGrammar | None:
-    """The grammar the client asks for. Raise InvalidRequest for the first wrong field, or for two
-    that exclude each other."""
-    if not fields.given(NAMES):
-        return None
-    fields.rule({"description": ONE_AT_MOST})
-    found = [
-        one
-        for one in (
-            _response_format(fields.raw(FORMAT, _FORMAT_SCHEMA)),
-            _structured_outputs(fields.raw(OUTPUTS, _OUTPUTS_SCHEMA)),
-            *(
-                _of_kind(kind, fields.raw(name, _nullable(_VALUES[kind])), name)
-                for name, kind in OLDER.items()
-            ),
-        )
-        if one is not None
-    ]
-    if len(found) > 1:
-        first, second = (one.field.partition(".")[0] for one in found[:2])
-        raise InvalidRequest(
-            f"{second} and {first} both constrain the answer; send only one of them",
-            param=second,
-        )
-    if not found:
-        return None
-    if fields.given(("allowed_token_ids",)):
-        name = found[0].field.partition(".")[0]
-        raise InvalidRequest(
-            f"allowed_token_ids and {name} both restrict the tokens; send only one of them",
-            param="allowed_token_ids",
-        )
-    return found[0]
-
-
-def _response_format(value: Any) -> RequestedGrammar | None:
-    if value is None:
-        return None
-    given = object_at(FORMAT, value)
-    kind = given.get("type", MISSING)
-    if not isinstance(kind, str) or kind not in TYPES:
-        raise wrong(f"{FORMAT}.type", kind, f"use one of {', '.join(TYPES)}")
-    _only(FORMAT, given, ("type", *TYPES[kind]))
-    match kind:
-        case "json_schema":
-            return _json_schema(f"{FORMAT}.{_JSON_SCHEMA}", given.get(_JSON_SCHEMA, MISSING))
-        case "structural_tag":
-            _check_tag(FORMAT, given)
-            parts = {name: given[name] for name in TYPES[kind]}
-            return RequestedGrammar("structural_tag", encoded(FORMAT, parts), FORMAT)
-        case "json_object":
-            return RequestedGrammar("json_object", "", FORMAT)
-    return None
-
-
-def _json_schema(at: str, value: Any) -> RequestedGrammar:
-    given = object_at(at, value)
-    _only(at, given, MEMBERS["chat", at].fields)
-    for name in ("name", "description"):
-        if not isinstance(given.get(name), str | None):
-            raise wrong(f"{at}.{name}", given[name], "it must be a string")
-    if not isinstance(given.get("strict"), bool | None):
-        raise wrong(f"{at}.strict", given["strict"], "it must be true or false")
-    schema = object_at(f"{at}.schema", given.get("schema", MISSING))
-    return RequestedGrammar("json", encoded(f"{at}.schema", schema), f"{at}.schema")
-
-
-def _structured_outputs(value: Any) -> RequestedGrammar | None:
-    if value is None:
-        return None
-    given = object_at(OUTPUTS, value)
-    members = MEMBERS["chat", OUTPUTS]
-    _only(OUTPUTS, given, members.fields)
-    for name, one in members.fields.items():
-        if one.does == "refused" and given.get(name) is not None and given[name] is not False:
-            raise wrong(one.name, given[name], one.complaint)
-    if not isinstance(given.get("disable_fallback"), bool | None):
-        allowed = "it must be true or false"
-        raise wrong(f"{OUTPUTS}.disable_fallback", given["disable_fallback"], allowed)
-    kinds = [kind for kind in KINDS if given.get(kind) is not None]
-    if len(kinds) != 1:
-        has = " and ".join(kinds) or "none of them"
-        raise InvalidRequest(
-            f"{OUTPUTS} has {has}; it must have exactly one of {', '.join(KINDS)}", param=OUTPUTS
-        )
-    return _of_kind(kinds[0], given[kinds[0]], f"{OUTPUTS}.{kinds[0]}")
-
-
-def _of_kind(kind: Kind, value: Any, at: str) -> RequestedGrammar | None:
-    return None if value is None else RequestedGrammar(kind, _READERS[kind](at, value), at)
-
-
-def _true(at: str, value: Any) -> str:
+def _read_true(at: str, value: Any) -> str:
     if value is not True:
         raise wrong(at, value, "it must be true")
     return ""
 
 
-def _text(at: str, value: Any, allowed: str = "it must be a string that is not empty") -> str:
+def _read_text(at: str, value: Any, allowed: str = "it must be a string that is not empty") -> str:
     if not isinstance(value, str) or not value:
         raise wrong(at, value, allowed)
-    return _bounded(at, value)
+    return _check_bytes(at, value)
 
 
-def _schema(at: str, value: Any) -> str:
+def _read_schema(at: str, value: Any) -> str:
     if isinstance(value, dict):
-        return encoded(at, value)
-    return _text(at, value, "it must be a JSON schema: an object, or its text")
+        return encode_bounded(at, value)
+    return _read_text(at, value, "it must be a JSON schema: an object, or its text")
 
 
-def _tag(at: str, value: Any) -> str:
+def _read_tag(at: str, value: Any) -> str:
     if isinstance(value, dict):
-        _only(at, value, TYPES["structural_tag"])
-        _check_tag(at, value)
-        return encoded(at, value)
-    return _text(at, value, "it must be an object with structures and triggers, or its text")
+        _check_known(at, value, StructuralTag.FIELDS)
+        read_values(StructuralTag, value, at)
+        return encode_bounded(at, value)
+    return _read_text(at, value, "it must be an object with structures and triggers, or its text")
 
 
-def _choice(at: str, value: Any) -> tuple[str, ...]:
-    if not isinstance(value, list) or not value or not all(isinstance(one, str) for one in value):
+def _read_choices(at: str, value: Any) -> tuple[str, ...]:
+    if not isinstance(value, list) or not value or not all(isinstance(text, str) for text in value):
         raise wrong(at, value, "it must be a list with at least one string")
     if len(value) > MAX_CHOICES:
         raise InvalidRequest(f"{at} has {len(value)} strings; at most {MAX_CHOICES}", param=at)
     if not all(value):
         raise wrong(at, value, "none of its strings may be empty")
-    _bounded(at, "".join(value))
+    _check_bytes(at, "".join(value))
     return tuple(value)
 
 
-_READERS: Mapping[Kind, Callable[[str, Any], str | tuple[str, ...]]] = {
-    "json": _schema,
-    "json_object": _true,
-    "regex": _text,
-    "choice": _choice,
-    "grammar": _text,
-    "structural_tag": _tag,
-}
-
-
-def _check_tag(at: str, given: Mapping[str, Any]) -> None:
-    for name, kind, what in (("structures", dict, "objects"), ("triggers", str, "strings")):
-        value = given.get(name, MISSING)
-        if not isinstance(value, list) or not value or not all(isinstance(x, kind) for x in value):
-            raise wrong(
-                f"{at}.{name}",
-                value,
-                f"it must be a list of {what} with at least one element",
-            )
-        if len(value) > MAX_STRUCTURES:
-            message = f"{at}.{name} has {len(value)} {what}; at most {MAX_STRUCTURES}"
-            raise InvalidRequest(message, param=f"{at}.{name}")
-        if not all(one or kind is dict for one in value):
-            raise wrong(f"{at}.{name}", value, "none of its strings may be empty")
-
-
-def object_at(at: str, value: Any) -> dict[str, Any]:
-    if not isinstance(value, dict):
-        raise wrong(at, value, "it must be an object")
-    return value
-
-
-def _only(at: str, given: Mapping[str, Any], names: Iterable[str]) -> None:
+def _check_known(at: str, given: Mapping[str, Any], names: Iterable[str]) -> None:
     for name, value in given.items():
         if name not in names and value is not None:
             param = f"{at}.{name[:SHOWN]}"
@@ -245,106 +126,179 @@ def _only(at: str, given: Mapping[str, Any], names: Iterable[str]) -> None:
             )
 
 
-def encoded(at: str, value: Mapping[str, Any]) -> str:
+def encode_bounded(at: str, value: Mapping[str, Any]) -> str:
     try:
-        return _bounded(at, msgspec.json.encode(value).decode())
+        return _check_bytes(at, msgspec.json.encode(value).decode())
     except RecursionError:
         raise InvalidRequest(f"{at} is nested too deep", param=at) from None
 
 
-def _bounded(at: str, text: str) -> str:
+def _check_bytes(at: str, text: str) -> str:
     size = len(text.encode())
     if size > MAX_GRAMMAR_BYTES:
         raise InvalidRequest(f"{at} has {size} bytes; at most {MAX_GRAMMAR_BYTES}", param=at)
     return text
 
 
-# --- schemas for the API document ---------------------------------------------------------------
+def _list_of(type_: type, what: str, items: Schema) -> ValueKind[list[Any]]:
+    """A list of at least one object or string."""
+
+    def read(at: str, value: Any) -> list[Any]:
+        if (
+            not isinstance(value, list)
+            or not value
+            or not all(isinstance(item, type_) for item in value)
+        ):
+            raise wrong(at, value, f"it must be a list of {what} with at least one element")
+        if len(value) > MAX_STRUCTURES:
+            raise InvalidRequest(
+                f"{at} has {len(value)} {what}; at most {MAX_STRUCTURES}", param=at
+            )
+        if type_ is str and not all(value):
+            raise wrong(at, value, "none of its strings may be empty")
+        return value
+
+    bounds = {"minItems": 1, "maxItems": MAX_STRUCTURES}
+    return ValueKind(read, {"type": "array", "items": items} | bounds)
 
 
-def _nullable(schema: Schema) -> Schema:
-    return {"anyOf": [*schema.get("anyOf", [schema]), {"type": "null"}]}
+STRUCTURES = _list_of(dict, "objects", {"type": "object"})
+TRIGGERS = _list_of(str, "strings", {"type": "string", "minLength": 1})
 
 
-def _object_with(members: Members, required: Mapping[str, Schema], **more: Schema) -> Schema:
-    properties = {
-        name: {"description": members.fields[name].plain_remark} | dict(schema)
-        for name, schema in (dict(required) | more).items()
-    }
-    return {"type": "object", "properties": properties, "required": list(required), **NOTHING_ELSE}
+class StructuralTag(FieldTable):
+    """The parts of a structural tag."""
+
+    structures = required(STRUCTURES, "each with `begin`, `schema`, `end`")
+    triggers = required(TRIGGERS, "each begins a structure")
 
 
-_STRING: Schema = {"type": "string", "minLength": 1, "maxLength": MAX_GRAMMAR_BYTES}
-_ANY_OBJECT: Schema = {"type": "object"}
-_TAG_PARTS: Mapping[str, Schema] = {
-    "structures": {
-        "type": "array",
-        "items": _ANY_OBJECT,
-        "minItems": 1,
-        "maxItems": MAX_STRUCTURES,
-    },
-    "triggers": {
-        "type": "array",
-        "items": {"type": "string", "minLength": 1},
-        "minItems": 1,
-        "maxItems": MAX_STRUCTURES,
-    },
-}
-_TAG: Schema = {
-    "type": "object",
-    "properties": dict(_TAG_PARTS),
-    "required": list(_TAG_PARTS),
-    **NOTHING_ELSE,
-}
-_VALUES: Mapping[Kind, Schema] = {
-    "json": {"anyOf": [_ANY_OBJECT, _STRING]},
-    "json_object": {"enum": [True]},
-    "regex": _STRING,
-    "choice": {
-        "type": "array",
-        "items": {"type": "string", "minLength": 1},
-        "minItems": 1,
-        "maxItems": MAX_CHOICES,
-    },
-    "grammar": _STRING,
-    "structural_tag": {"anyOf": [_TAG, _STRING]},
-}
-_PARTS: Mapping[str, Schema] = {
-    _JSON_SCHEMA: _object_with(
-        MEMBERS["chat", f"{FORMAT}.{_JSON_SCHEMA}"],
-        {"schema": _ANY_OBJECT},
-        name={"type": ["string", "null"]},
-        description={"type": ["string", "null"]},
-        strict={"type": ["boolean", "null"]},
+def _grammar_kind(
+    kind: Kind, read: Callable[[str, Any], str | tuple[str, ...]], schema: Schema
+) -> ValueKind[RequestedGrammar]:
+    return ValueKind(lambda at, value: RequestedGrammar(kind, read(at, value), at), schema)
+
+
+GRAMMAR_KINDS: Mapping[Kind, ValueKind[RequestedGrammar]] = {
+    "json": _grammar_kind("json", _read_schema, {"anyOf": [{"type": "object"}, _STRING]}),
+    "json_object": _grammar_kind("json_object", _read_true, {"enum": [True]}),
+    "regex": _grammar_kind("regex", _read_text, _STRING),
+    "choice": _grammar_kind(
+        "choice",
+        _read_choices,
+        {
+            "type": "array",
+            "items": {"type": "string", "minLength": 1},
+            "minItems": 1,
+            "maxItems": MAX_CHOICES,
+        },
     ),
-    **_TAG_PARTS,
+    "grammar": _grammar_kind("grammar", _read_text, _STRING),
+    "structural_tag": _grammar_kind(
+        "structural_tag", _read_tag, {"anyOf": [schema_of(StructuralTag), _STRING]}
+    ),
 }
-_FORMAT_SCHEMA: Schema = {
+
+
+class StructuredOutputs(FieldTable):
+    """The members of `structured_outputs`."""
+
+    json = optional(GRAMMAR_KINDS["json"], "a JSON schema: an object, or its text")
+    json_object = optional(GRAMMAR_KINDS["json_object"], "any JSON object")
+    regex = optional(GRAMMAR_KINDS["regex"], "what the whole answer matches")
+    choice = optional(GRAMMAR_KINDS["choice"], "a list of texts, one of which is the answer")
+    grammar = optional(GRAMMAR_KINDS["grammar"], "a grammar in Lark or EBNF")
+    structural_tag = optional(
+        GRAMMAR_KINDS["structural_tag"], "`structures` and `triggers`, or their text"
+    )
+    disable_fallback = ignored(boolean(), BACKEND)
+    disable_any_whitespace = refused(WHITESPACE, accepts=(False,))
+    whitespace_pattern = refused(WHITESPACE, accepts=(False,))
+    disable_additional_properties = refused("write it in the schema", accepts=(False,))
+
+
+def _encode_object(at: str, value: Any) -> str:
+    return encode_bounded(at, object_at(at, value))
+
+
+class JsonSchema(FieldTable):
+    """The members of `response_format.json_schema`."""
+
+    schema = required(ValueKind(_encode_object, {"type": "object"}), "the JSON schema")
+    name = ignored(text(), "a text for the client's own use")
+    description = ignored(text(), "a text for the client's own use")
+    strict = ignored(boolean(), "each schema is enforced")
+
+
+def _read_json_schema(at: str, value: Any) -> RequestedGrammar:
+    given = object_at(at, value)
+    _check_known(at, given, JsonSchema.FIELDS)
+    return RequestedGrammar("json", read_values(JsonSchema, given, at).schema, f"{at}.schema")
+
+
+class ResponseFormat(FieldTable):
+    """The members of `response_format`, for all of its types."""
+
+    type = required(
+        only(list(TYPES), f"use one of {', '.join(TYPES)}"),
+        "what the answer must match: anything, an object, a schema, or tagged structures",
+    )
+    json_schema = optional(
+        ValueKind(_read_json_schema, schema_of(JsonSchema), JsonSchema), "of type `json_schema`"
+    )
+    structures = optional(STRUCTURES, "of type `structural_tag`: `begin`, `schema`, `end`")
+    triggers = optional(TRIGGERS, "of type `structural_tag`: each begins a structure")
+
+
+def _read_format(at: str, value: Any) -> RequestedGrammar | None:
+    given = object_at(at, value)
+    kind = ResponseFormat.type.kind.read(f"{at}.type", given.get("type", MISSING))
+    _check_known(at, given, ("type", *TYPES[kind]))
+    match kind:
+        case "json_schema":
+            return _read_json_schema(f"{at}.{kind}", given.get(kind, MISSING))
+        case "structural_tag":
+            parts = {name: given.get(name, MISSING) for name in TYPES[kind]}
+            read_values(StructuralTag, parts, at)
+            return RequestedGrammar("structural_tag", encode_bounded(at, parts), at)
+        case "json_object":
+            return RequestedGrammar("json_object", "", at)
+    return None
+
+
+def _read_outputs(at: str, value: Any) -> RequestedGrammar:
+    given = object_at(at, value)
+    _check_known(at, given, StructuredOutputs.FIELDS)
+    check_names(StructuredOutputs, given, at)
+    kinds = [kind for kind in KINDS if given.get(kind) is not None]
+    if len(kinds) != 1:
+        has = " and ".join(kinds) or "none of them"
+        raise InvalidRequest(
+            f"{at} has {has}; it must have exactly one of {', '.join(KINDS)}", param=at
+        )
+    grammar: RequestedGrammar = getattr(read_values(StructuredOutputs, given, at), kinds[0])
+    return grammar
+
+
+def _variant(
+    table: type[FieldTable], needed: Sequence[str], others: Sequence[str] = (), **changed: Schema
+) -> Json:
+    """The schema of an object with some of a table's fields: those it needs, and others."""
+    rows = table.FIELDS
+    properties = {name: rows[name].schema for name in (*needed, *others)}
+    for name in needed:
+        kind = changed.get(name, rows[name].kind.schema)
+        properties[name] = {"description": properties[name]["description"], **kind}
+    return {"type": "object", "properties": properties, "required": list(needed), **NOTHING_ELSE}
+
+
+_FORMATS: Schema = {
     "anyOf": [
-        *(
-            _object_with(
-                MEMBERS["chat", FORMAT],
-                {"type": {"enum": [kind]}} | {part: _PARTS[part] for part in parts},
-            )
-            for kind, parts in TYPES.items()
-        ),
-        {"type": "null"},
+        _variant(ResponseFormat, ("type", *parts), type={"enum": [name]})
+        for name, parts in TYPES.items()
     ]
 }
-_UNUSED: Schema = {"enum": [None, False]}
-_OUTPUTS_SCHEMA: Schema = {
-    "anyOf": [
-        *(
-            _object_with(
-                MEMBERS["chat", OUTPUTS],
-                {kind: _VALUES[kind]},
-                disable_fallback={"type": ["boolean", "null"]},
-                disable_any_whitespace=_UNUSED,
-                disable_additional_properties=_UNUSED,
-                whitespace_pattern=_UNUSED,
-            )
-            for kind in KINDS
-        ),
-        {"type": "null"},
-    ]
-}
+_NO_KINDS = [name for name in StructuredOutputs.FIELDS if name not in KINDS]
+_OUTPUTS: Schema = {"anyOf": [_variant(StructuredOutputs, [kind], _NO_KINDS) for kind in KINDS]}
+FORMAT_KIND = ValueKind(_read_format, _FORMATS, ResponseFormat)
+OUTPUTS_KIND = ValueKind(_read_outputs, _OUTPUTS, StructuredOutputs)

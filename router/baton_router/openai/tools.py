@@ -1,57 +1,78 @@
-"""Reads the functions that a client offers to the model, and the reasoning effort it asks for.
+"""Functions that a client offers to the model, and the calls in its messages.
 
-In: a chat's fields. Out: RequestedTools and RequestedReasoning. This module checks only the form,
-as the API document has it. Whether a function's schema can be enforced depends on the model.
+In: the values of a chat's fields. Out: the tools that the model may call, and calls that a template
+takes. This module checks only the form, as the API document has it. Whether a function's schema can
+be enforced depends on the model.
 """
 
 from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any, Literal
 
 import msgspec
 
 from baton_protocol.errors import InvalidRequest
-from baton_router.openai.body_reader import (
-    ANY,
-    MEMBERS,
-    MISSING,
-    Fields,
-    Members,
+from baton_router.openai.fields.errors import MISSING, wrong
+from baton_router.openai.fields.kinds import (
+    ANYTHING,
+    Json,
     Schema,
-    members_schema,
-    wrong,
+    ValueKind,
+    mapping,
+    object_at,
+    only,
+    text,
 )
-from baton_router.openai.structured_output import encoded, object_at
+from baton_router.openai.fields.table import (
+    FieldTable,
+    flag,
+    ignored,
+    optional,
+    read_fields,
+    refused,
+    required,
+    schema_of,
+)
+from baton_router.openai.fields.unserved import CACHED
+from baton_router.openai.structured_output import encode_bounded
 from baton_text.grammars.limits import MAX_GRAMMAR_BYTES
 from baton_text.parsers.parser import Tools
 
-Json = dict[str, Any]
 Choice = Literal["none", "auto", "required"]
 CHOICES: tuple[Choice, ...] = ("none", "auto", "required")
-EFFORTS = ("none", "minimal", "low", "medium", "high", "xhigh")
 MAX_TOOLS = 128
 MAX_NAME = 64
 MAX_DESCRIPTION = 64 << 10  # characters
-MAX_BUDGET = (1 << 31) - 1
-NO_BUDGET = -1
 NAME = rf"[a-zA-Z0-9_.-]{{1,{MAX_NAME}}}"
 TOOLS_AGREE = (
     "names in tools differ, all parameters together are bounded, and tool_choice and"
     " parallel_tool_calls come with tools and ask for what those have"
 )
-FIELDS = (
-    *("tools", "tool_choice", "parallel_tool_calls"),
-    *("reasoning_effort", "include_reasoning", "thinking_token_budget"),
-)
-_WITH_TOOLS = ("tool_choice", "parallel_tool_calls")  # without `tools` they are errors
 _NAME = re.compile(NAME)
 _NO_PARAMETERS: Json = {"type": "object", "properties": {}}
-_TOOL, _FUNCTION = MEMBERS["chat", "tools[]"], MEMBERS["chat", "tools[].function"]
-_CHOICE = MEMBERS["chat", "tool_choice"]
-_CHOSEN = MEMBERS["chat", "tool_choice.function"]
+_FUNCTION = only(("function",), "the only supported type is function")
+CALLS_SCHEMA: Schema = {
+    "type": "array",
+    "items": {
+        "type": "object",
+        "properties": {
+            "id": {"type": ["string", "null"]},
+            "type": {"enum": ["function", None]},
+            "function": {
+                "type": "object",
+                "properties": {
+                    "name": {"type": "string"},
+                    "arguments": {"type": ["string", "object", "null"]},
+                },
+                "required": ["name"],
+            },
+        },
+        "required": ["function"],
+    },
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,7 +89,7 @@ class Function:
     def field(self) -> str:
         return f"tools[{self.position}].function"
 
-    def shown(self) -> Json:
+    def template_form(self) -> Json:
         """The function as chat templates expect it."""
         function: Json = {"name": self.name}
         if self.description is not None:
@@ -100,178 +121,179 @@ class RequestedTools:
     def callable(self) -> Tools:
         """The functions that may be called, with their schemas."""
         return {
-            name: one.parameters
-            for name, one in self.functions.items()
+            name: function.parameters
+            for name, function in self.functions.items()
             if self.named in (None, name)
         }
 
     @property
     def strict(self) -> frozenset[str]:
-        return frozenset(name for name, one in self.functions.items() if one.strict)
+        return frozenset(name for name, function in self.functions.items() if function.strict)
 
-    def shown(self) -> list[Json]:
-        return [one.shown() for one in self.functions.values()]
-
-
-@dataclass(frozen=True, slots=True)
-class RequestedReasoning:
-    """What the client wants of reasoning. `included`: the answer shows it. `budget`: the most
-    reasoning tokens (None: no limit). `kwargs` are values for the chat template."""
-
-    included: bool = True
-    budget: int | None = None
-    kwargs: Mapping[str, Any] = field(default_factory=dict)
+    def template_forms(self) -> list[Json]:
+        """The functions as chat templates expect them."""
+        return [function.template_form() for function in self.functions.values()]
 
 
-PLAIN = RequestedReasoning()
+def _function_name(allowed: str) -> ValueKind[str]:
+    def read(at: str, value: Any) -> str:
+        if not isinstance(value, str) or _NAME.fullmatch(value) is None:
+            raise wrong(at, value, allowed)
+        return value
+
+    lengths = {"minLength": 1, "maxLength": MAX_NAME}
+    return ValueKind(read, {"type": "string", "pattern": f"^{NAME}$"} | lengths)
 
 
-def requested_tools(fields: Fields) -> RequestedTools | None:
-    """None if the model may call nothing. Raise InvalidRequest for the first wrong field."""
-    fields.rule({"description": TOOLS_AGREE})
-    functions, size = _functions(fields.raw("tools", _TOOLS_SCHEMA))
-    choice, named = _choice(fields.raw("tool_choice", _CHOICE_SCHEMA))
-    parallel = fields.boolean("parallel_tool_calls", True)
-    if not functions:
-        for name in _WITH_TOOLS:
-            given = fields.raw(name, ANY)
-            if given is not None:
-                raise wrong(name, given, "it needs tools: send some, or leave this field out")
-        return None
-    if named is not None and named not in functions:
-        known = ", ".join(functions)
-        raise wrong("tool_choice", named, f"tools has no such function; its functions are {known}")
-    if choice == "none":
-        return None
-    return RequestedTools(
-        functions=functions,
-        choice=choice or "auto",
-        named=named,
-        parallel=parallel,
-        size=size,
+class FunctionFields(FieldTable, open=True):
+    """The members of a tool's `function`."""
+
+    cache_control = ignored(ANYTHING, CACHED)
+    input_schema = refused("use `function.parameters`")
+    name = required(
+        _function_name(f"it must have 1 to {MAX_NAME} characters: letters, digits, _ . -"),
+        f"up to {MAX_NAME} letters, digits, `_`, `.`, `-`",
+    )
+    description = optional(text(MAX_DESCRIPTION), "passed to the model's template")
+    parameters = optional(mapping(), "the JSON schema of its arguments", "none")
+    strict = flag(
+        False, "true: its arguments match `parameters` in each call ([more](tools.md#strict))"
     )
 
 
-def requested_reasoning(fields: Fields) -> RequestedReasoning:
-    """Read the reasoning fields. Raise InvalidRequest for the first wrong field."""
-    effort = fields.raw("reasoning_effort", {"enum": [None, *EFFORTS]})
-    included = fields.boolean("include_reasoning", True)
-    budget = fields.integer("thinking_token_budget", NO_BUDGET, MAX_BUDGET)
-    if budget == NO_BUDGET:
-        budget = None
-    if effort is None:
-        return RequestedReasoning(included, budget)
-    if effort not in EFFORTS:
-        raise wrong("reasoning_effort", effort, f"use one of {', '.join(EFFORTS)}")
-    kwargs: Json = {"reasoning_effort": effort}
-    if effort == "none":
-        kwargs["enable_thinking"] = False
-    return RequestedReasoning(included, budget, kwargs)
+def _read_function(at: str, value: Any) -> FunctionFields:
+    return read_fields(FunctionFields, object_at(at, value), at)
 
 
-def _functions(value: Any) -> tuple[dict[str, Function], int]:
-    """The functions by name, and their total size in characters."""
-    if value is None:
-        return {}, 0
+class ToolFields(FieldTable, open=True):
+    """The members of each of `tools`."""
+
+    cache_control = ignored(ANYTHING, CACHED)
+    input_schema = refused("use `function.parameters`")
+    type = required(_FUNCTION, "only `function`")
+    function = required(
+        ValueKind(_read_function, schema_of(FunctionFields), FunctionFields), "the function"
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class OfferedTools:
+    """The functions of `tools` by name, in the client's order. `size` is their length as JSON, in
+    characters."""
+
+    functions: Mapping[str, Function]
+    size: int
+
+
+def _read_tools(at: str, value: Any) -> OfferedTools:
     if not isinstance(value, list):
-        raise wrong("tools", value, "it must be a list of functions")
+        raise wrong(at, value, "it must be a list of functions")
     if not value:
-        raise wrong("tools", value, "name at least one function, or leave this field out")
+        raise wrong(at, value, "name at least one function, or leave this field out")
     if len(value) > MAX_TOOLS:
-        raise InvalidRequest(
-            f"tools has {len(value)} functions; at most {MAX_TOOLS}", param="tools"
-        )
-    found: dict[str, Function] = {}
+        raise InvalidRequest(f"{at} has {len(value)} functions; at most {MAX_TOOLS}", param=at)
+    functions: dict[str, Function] = {}
     size = 0
     for position, tool in enumerate(value):
-        one = _function(position, tool)
-        if one.name in found:
-            message = f"tools holds two functions named {one.name!r}; each needs a name of its own"
-            raise InvalidRequest(message, param="tools")
-        found[one.name] = one
-        size += len(encoded(f"{one.field}.parameters", one.parameters))
+        function = _function_of(position, f"{at}[{position}]", tool)
+        if function.name in functions:
+            raise InvalidRequest(
+                f"{at} holds two functions named {function.name!r}; each needs a name of its own",
+                param=at,
+            )
+        functions[function.name] = function
+        size += len(encode_bounded(f"{function.field}.parameters", function.parameters))
     if size > MAX_GRAMMAR_BYTES:
         raise InvalidRequest(
             f"the parameters of all tools have {size} characters; at most {MAX_GRAMMAR_BYTES}",
-            param="tools",
+            param=at,
         )
-    return found, size + sum(len(one.description or "") for one in found.values())
+    described = sum(len(function.description or "") for function in functions.values())
+    return OfferedTools(functions, size + described)
 
 
-def _function(position: int, tool: Any) -> Function:
-    at = f"tools[{position}]"
-    given = _members(at, tool, _TOOL)
-    if given.get("type") != "function":
-        raise wrong(f"{at}.type", given.get("type", MISSING), "the only supported type is function")
-    at = f"{at}.function"
-    given = _members(at, given.get("function", MISSING), _FUNCTION)
-    name = given.get("name", MISSING)
-    if not isinstance(name, str) or _NAME.fullmatch(name) is None:
-        raise wrong(
-            f"{at}.name", name, f"it must have 1 to {MAX_NAME} characters: letters, digits, _ . -"
-        )
-    description, strict = given.get("description"), given.get("strict")
-    if not isinstance(description, str | None):
-        raise wrong(f"{at}.description", description, "it must be a string")
-    if description is not None and len(description) > MAX_DESCRIPTION:
-        message = f"{at}.description has {len(description)} characters; at most {MAX_DESCRIPTION}"
-        raise InvalidRequest(message, param=f"{at}.description")
-    if not isinstance(strict, bool | None):
-        raise wrong(f"{at}.strict", strict, "it must be true or false")
-    parameters = given.get("parameters")
-    known = _NO_PARAMETERS if parameters is None else object_at(f"{at}.parameters", parameters)
-    return Function(position, name, description, known, bool(strict))
+def _function_of(position: int, at: str, tool: Any) -> Function:
+    function = read_fields(ToolFields, object_at(at, tool), at).function
+    parameters = _NO_PARAMETERS if function.parameters is None else function.parameters
+    return Function(position, function.name, function.description, parameters, function.strict)
 
 
-def _choice(value: Any) -> tuple[Choice | None, str | None]:
-    """The choice, and the named function, if any; naming a function makes a call required."""
-    if value is None:
-        return None, None
+TOOLS = ValueKind(
+    _read_tools,
+    {
+        "type": "array",
+        "minItems": 1,
+        "maxItems": MAX_TOOLS,
+        "uniqueItems": True,
+        "items": schema_of(ToolFields),
+    },
+    ToolFields,
+    listed=True,
+)
+
+
+class ChosenFunction(FieldTable, open=True):
+    """The members of `tool_choice.function`."""
+
+    name = required(_function_name("it must be the name of one of tools"), "one of `tools`")
+    description = ignored(ANYTHING, "the tool's own counts")
+    parameters = ignored(ANYTHING, "the tool's own counts")
+    strict = ignored(ANYTHING, "the tool's own counts")
+
+
+def _read_chosen(at: str, value: Any) -> ChosenFunction:
+    return read_fields(ChosenFunction, object_at(at, value), at)
+
+
+class ToolChoiceFields(FieldTable, open=True):
+    """The members of `tool_choice` where it names a function."""
+
+    type = required(_FUNCTION, "only `function`")
+    function = required(
+        ValueKind(_read_chosen, schema_of(ChosenFunction), ChosenFunction), "the function to call"
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class ToolChoice:
+    """Whether the model calls functions; to name one makes a call required. `given` is the value as
+    the client wrote it."""
+
+    choice: Choice
+    named: str | None
+    given: Any
+
+
+def _read_choice(at: str, value: Any) -> ToolChoice:
     for choice in CHOICES:
         if value == choice:
-            return choice, None
+            return ToolChoice(choice, None, value)
     if not isinstance(value, dict):
         allowed = f'use {", ".join(CHOICES)} or {{"type": "function", "function": {{"name": ...}}}}'
-        raise wrong("tool_choice", value, allowed)
-    given = _members("tool_choice", value, _CHOICE)
-    if given.get("type") != "function":
-        kind = given.get("type", MISSING)
-        raise wrong("tool_choice.type", kind, "the only supported type is function")
-    chosen = _members("tool_choice.function", given.get("function", MISSING), _CHOSEN)
-    name = chosen.get("name", MISSING)
-    if not isinstance(name, str) or _NAME.fullmatch(name) is None:
-        raise wrong("tool_choice.function.name", name, "it must be the name of one of tools")
-    return "required", name
+        raise wrong(at, value, allowed)
+    return ToolChoice("required", read_fields(ToolChoiceFields, value, at).function.name, value)
 
 
-def _members(at: str, value: Any, members: Members) -> Json:
-    """The value as an object with no other members than these."""
-    given = object_at(at, value)
-    members.check(given, at)
-    return given
+TOOL_CHOICE = ValueKind(
+    _read_choice,
+    {"anyOf": [{"enum": list(CHOICES)}, schema_of(ToolChoiceFields)]},
+    ToolChoiceFields,
+)
 
 
-# --- messages with calls --------------------------------------------------------------------------
-
-CALLS_SCHEMA: Schema = {
-    "type": ["array", "null"],
-    "items": {
-        "type": "object",
-        "properties": {
-            "id": {"type": ["string", "null"]},
-            "type": {"enum": ["function", None]},
-            "function": {
-                "type": "object",
-                "properties": {
-                    "name": {"type": "string"},
-                    "arguments": {"type": ["string", "object", "null"]},
-                },
-                "required": ["name"],
-            },
-        },
-        "required": ["function"],
-    },
-}
+def requested_tools(
+    tools: OfferedTools | None, choice: ToolChoice | None, *, parallel: bool
+) -> RequestedTools | None:
+    """None if the model may call nothing."""
+    if tools is None or (choice is not None and choice.choice == "none"):
+        return None
+    return RequestedTools(
+        functions=tools.functions,
+        choice="auto" if choice is None else choice.choice,
+        named=None if choice is None else choice.named,
+        parallel=parallel,
+        size=tools.size,
+    )
 
 
 def check_calls(at: str, value: Any) -> None:
@@ -281,28 +303,28 @@ def check_calls(at: str, value: Any) -> None:
     if not isinstance(value, list):
         raise wrong(at, value, "it must be a list of calls")
     for position, call in enumerate(value):
-        one = f"{at}[{position}]"
-        given = object_at(one, call)
+        path = f"{at}[{position}]"
+        given = object_at(path, call)
         if not isinstance(given.get("id"), str | None):
-            raise wrong(f"{one}.id", given["id"], "it must be a string")
+            raise wrong(f"{path}.id", given["id"], "it must be a string")
         if given.get("type") not in ("function", None):
-            raise wrong(f"{one}.type", given["type"], "the only supported type is function")
-        function = object_at(f"{one}.function", given.get("function", MISSING))
+            raise wrong(f"{path}.type", given["type"], "the only supported type is function")
+        function = object_at(f"{path}.function", given.get("function", MISSING))
         name = function.get("name", MISSING)
         if not isinstance(name, str):
-            raise wrong(f"{one}.function.name", name, "it must be a string")
+            raise wrong(f"{path}.function.name", name, "it must be a string")
         if not isinstance(function.get("arguments"), str | dict | None):
             allowed = "it must be a JSON object, or its text"
-            raise wrong(f"{one}.function.arguments", function["arguments"], allowed)
+            raise wrong(f"{path}.function.arguments", function["arguments"], allowed)
 
 
-def known_call(call: Json) -> Json:
-    """A checked call with its known members only, always in the same order: the template may print
-    it as it is."""
+def template_call(call: Json) -> Json:
+    """A checked call with the members that a template may see, always in the same order: it may
+    print the call as it is."""
     function = call["function"]
-    known: Json = {"id": call["id"]} if call.get("id") is not None else {}
+    identity: Json = {"id": call["id"]} if call.get("id") is not None else {}
     arguments = function.get("arguments")
-    return known | {
+    return identity | {
         "type": "function",
         "function": {"name": function["name"], "arguments": arguments},
     }
@@ -318,51 +340,3 @@ def calls_size(at: str, message: Json) -> int:
             name = f"{at}.tool_calls[{position}].function.arguments"
             raise InvalidRequest(f"{name} is nested too deep", param=name) from None
     return size
-
-
-# --- schemas for the API document -----------------------------------------------------------------
-
-_OF_A_FUNCTION: Schema = {"enum": ["function"]}
-_NAME_SCHEMA: Schema = {
-    "type": "string",
-    "pattern": f"^{NAME}$",
-    "minLength": 1,
-    "maxLength": MAX_NAME,
-}
-_TOOLS_SCHEMA: Schema = {
-    "type": ["array", "null"],
-    "minItems": 1,
-    "maxItems": MAX_TOOLS,
-    "uniqueItems": True,
-    "items": {
-        **members_schema(
-            _TOOL,
-            type=_OF_A_FUNCTION,
-            function={
-                **members_schema(
-                    _FUNCTION,
-                    name=_NAME_SCHEMA,
-                    description={"type": ["string", "null"], "maxLength": MAX_DESCRIPTION},
-                    parameters={"type": ["object", "null"]},
-                    strict={"type": ["boolean", "null"]},
-                ),
-                "required": ["name"],
-            },
-        ),
-        "required": ["type", "function"],
-    },
-}
-_CHOICE_SCHEMA: Schema = {
-    "anyOf": [
-        {"enum": list(CHOICES)},
-        {
-            **members_schema(
-                _CHOICE,
-                type=_OF_A_FUNCTION,
-                function={**members_schema(_CHOSEN, name=_NAME_SCHEMA), "required": ["name"]},
-            ),
-            "required": ["type", "function"],
-        },
-        {"type": "null"},
-    ]
-}

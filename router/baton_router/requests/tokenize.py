@@ -26,14 +26,8 @@ from baton_router.auth import Tenant
 from baton_router.nodes.model_artifacts import Serving
 from baton_router.nodes.model_grammars import AnswerRules
 from baton_router.openai.answer_parsing import AnswerParsing
-from baton_router.openai.endpoint import (
-    Call,
-    Prompt,
-    TextPrompt,
-    Truncation,
-    check_scores,
-    complete,
-)
+from baton_router.openai.call import Call, Prompt, TextPrompt, Truncation
+from baton_router.openai.sampling import check_scores, complete
 from baton_router.openai.structured_output import RequestedGrammar
 from baton_router.requests.in_flight import Prepared
 from baton_text.grammars.errors import GrammarError

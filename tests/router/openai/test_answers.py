@@ -21,7 +21,6 @@ from baton_router.openai.answers import (
     ErrorAnswer,
     Usage,
 )
-from baton_router.openai.body_reader import Fields
 from baton_router.openai.chat import ChatCall
 from baton_router.openai.completions import CompletionCall
 from baton_text.artifacts import byte_artifacts
@@ -38,12 +37,12 @@ def delta(text: str, finish: FinishReason | None = None, stop: str | None = None
 
 
 def completion(**more: Any) -> Any:
-    call = CompletionCall.read(Fields({"prompt": ["a", "b"], "stream": True, **more}))
+    call = CompletionCall.from_body({"prompt": ["a", "b"], "stream": True, **more})
     return call.shape(COMMON, PROMPTS, TOKENIZER)
 
 
 def chat(**more: Any) -> Any:
-    call = ChatCall.read(Fields({"messages": MESSAGES, "stream": True, **more}))
+    call = ChatCall.from_body({"messages": MESSAGES, "stream": True, **more})
     return call.shape(COMMON, PROMPTS[:1], TOKENIZER)
 
 

@@ -9,15 +9,11 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from pathlib import Path
 from typing import Any
 
-import msgspec
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
 from baton_protocol.errors import BodiesFull, BodyTimeout, TooLarge
 from baton_protocol.link import RunJob
 from baton_router.http.connections import SMALL, BodyLimits
-from baton_router.openai.body_reader import MAX_VALUES, SHOWN, check_size, decode, show
 from baton_router.settings import RouterSettings
 from tests.support.clients.raw_http import JSON_TYPE, raw_request
 from tests.support.nodes.fake_node import FakeNode
@@ -27,11 +23,6 @@ KEYS = "acme key-of-acme\nglobex key-of-globex\n"
 ACME, GLOBEX = ({"Authorization": f"Bearer key-of-{name}"} for name in ("acme", "globex"))
 END_S = 120.0
 LARGE = 3 * SMALL
-JSON = st.recursive(
-    st.none() | st.booleans() | st.integers(-1000, 1000) | st.text('[]{},:"\\ a\u00e9\n'),
-    lambda inner: st.lists(inner) | st.dictionaries(st.text('[]{},"\\a'), inner),
-    max_leaves=30,
-)
 
 
 def head(length: int, headers: Mapping[str, str] | None = None) -> bytes:
@@ -93,7 +84,7 @@ async def test_connections_with_half_a_request_are_closed(
     async with running(decode, header_timeout_s=0.3) as client:
         waiting = [await connect(client, half) for _ in range(50)]
         waiting.append(await connect(client, b""))
-        assert [await each.ended() for each in waiting] == [b""] * 51
+        assert [await connection.ended() for connection in waiting] == [b""] * 51
         assert (await client.get("/health"))[0] == 200
 
 
@@ -175,7 +166,7 @@ async def test_one_tenant_s_large_bodies_delay_neither_its_small_ones_nor_anothe
     }
     async with running(decode, **settings) as client:
         half = [await connect(client, head(len(body), ACME) + body[:9]) for _ in range(9)]
-        refusals = [await each.answer() for each in half[1:]]
+        refusals = [await connection.answer() for connection in half[1:]]
         codes = {(status, reply["error"]["code"]) for status, reply in refusals}
         assert codes == {(429, "bodies_full")}
         status, reply, headers = await client.post(COMPLETIONS, body, ACME)
@@ -353,83 +344,6 @@ async def test_the_total_size_of_a_call_s_prompts_is_bounded(
         status, reply = await (await connect(client, head(len(ids)) + ids.encode())).answer()
         assert (status, reply["error"]["code"]) == (413, "request_too_large")
     await node.stop()
-
-
-@given(JSON, st.booleans())
-@settings(deadline=None)
-def test_values_are_counted_only_outside_of_strings(value: Any, spaced: bool) -> None:
-    data = json.dumps(value, ensure_ascii=False, indent=1 if spaced else None).encode()
-
-    def count(value: Any) -> int:
-        if isinstance(value, list):
-            return 1 + sum(map(count, value)) + max(0, len(value) - 1)
-        if isinstance(value, dict):
-            return 1 + sum(map(count, value.values())) + max(0, len(value) - 1)
-        return 0
-
-    expected = count(value)
-    check_size(data, expected)
-    if expected:
-        with pytest.raises(TooLarge):
-            check_size(data, expected - 1)
-
-
-# Quotes, backslashes, escapes of all kinds, characters of one to four bytes.
-PIECES = st.sampled_from(
-    [
-        *("a", "bcdefghijklmn", "\\", '"', "\n", "\u00e9", "\u65e5", "\U0001f600", "\u200d"),
-        *("\\u", "\\ud83d", "ud83d", "\\\\", "/", "{", "[", ",", "\x01"),
-    ]
-)
-LONG_TEXT = st.lists(PIECES, max_size=60).map("".join)
-LONG_JSON = st.recursive(
-    LONG_TEXT | st.integers(),
-    lambda inner: st.lists(inner) | st.dictionaries(LONG_TEXT, inner),
-    max_leaves=8,
-)
-
-
-@pytest.mark.parametrize("count", [100, pytest.param(2000, marks=pytest.mark.long)])
-def test_decoding_in_slices_gives_the_same_strings(count: int) -> None:
-    @given(LONG_JSON, st.booleans(), st.integers(1, 40))
-    @settings(deadline=None, max_examples=count)
-    def check(value: Any, escaped: bool, size: int) -> None:
-        data = json.dumps(value, ensure_ascii=escaped).encode()
-        assert decode(bytearray(data), size) == value
-
-    check()
-
-
-@given(st.binary(max_size=60), st.integers(0, 60), st.integers(1, 9))
-@settings(deadline=None, max_examples=500)
-def test_decoding_in_slices_refuses_the_same_bytes(noise: bytes, at: int, size: int) -> None:
-    data = b'{"prompt": "' + b"a\\u00e9\\ud83d\\ude00" * 9 + b'"}'
-    data = data[:at] + noise + data[at:]
-
-    def outcome(read: Callable[[], Any]) -> Any:
-        try:
-            return read()
-        except (msgspec.MsgspecError, UnicodeDecodeError):
-            return None
-
-    assert outcome(lambda: decode(data, size)) == outcome(lambda: msgspec.json.decode(data))
-
-
-def test_a_million_values_are_too_many_and_a_long_text_is_not() -> None:
-    check_size(b'{"prompt":"' + b'[{,\\"\\\\' * MAX_VALUES + b'"}')
-    check_size(b"[" + b"1," * (MAX_VALUES - 2) + b"1]")
-    for item in (b"1,", b"[],", b"{},", b'"",', b'{"":[]},'):
-        with pytest.raises(TooLarge):
-            check_size(b"[" + item * MAX_VALUES + b"1]")
-    for broken in (b"", b'"', b'"\\', b'\\"', b'"\\\\"', b"[" * 9):
-        check_size(broken)
-
-
-@given(JSON)
-@settings(deadline=None)
-def test_an_offending_value_is_shown_as_the_beginning_of_its_json(value: Any) -> None:
-    encoded = msgspec.json.encode(value).decode()
-    assert show(value) == (encoded if len(encoded) <= SHOWN else encoded[:SHOWN] + "...")
 
 
 @pytest.mark.integration

@@ -5,28 +5,25 @@ from __future__ import annotations
 
 from typing import Any
 
-import msgspec
 import openai
 import pytest
 
 from baton_protocol.errors import InvalidRequest
 from baton_protocol.link import RunJob
 from baton_router.nodes.model_artifacts import PoolModel
-from baton_router.openai.body_reader import Fields
+from baton_router.openai.call import TextPrompt
 from baton_router.openai.chat import ChatCall
-from baton_router.openai.endpoint import TextPrompt
 from baton_text.artifacts import CHAT_TEMPLATE, byte_artifacts
 from baton_text.chat import ChatTemplate
 from baton_text.conversation import RAW_ARGUMENTS
 from baton_text.tokenizer import Tokenizer
+from tests.router.openai.bodies import USER, Json, chat, refusal
 from tests.support.nodes.fake_node import FakeNode
 
-Json = dict[str, Any]
 FILES = byte_artifacts() | {
     CHAT_TEMPLATE: b"{{ tools | tojson }}{% for m in messages %}{{ m | tojson }}{% endfor %}"
 }
 MODEL = PoolModel(Tokenizer.from_artifacts(FILES), ChatTemplate.from_artifacts(FILES), {})
-USER: Json = {"role": "user", "content": "Hi"}
 CALL: Json = {"id": "c1", "type": "function", "function": {"name": "f", "arguments": {"a": 1}}}
 TOOL: Json = {"type": "function", "function": {"name": "f", "parameters": {"type": "object"}}}
 HINT: Json = {"type": "ephemeral", "ttl": "1h"}
@@ -34,9 +31,7 @@ HINT: Json = {"type": "ephemeral", "ttl": "1h"}
 
 def prompt(*messages: Json, **fields: Any) -> str:
     """The prompt of a template that prints everything it sees."""
-    # A body is fresh JSON for each request.
-    body = msgspec.json.decode(msgspec.json.encode({"messages": messages, **fields}))
-    [rendered] = ChatCall.read(Fields(body)).prompts(MODEL)
+    [rendered] = chat(messages=messages, **fields).prompts(MODEL)
     assert isinstance(rendered, TextPrompt)
     return rendered.text
 
@@ -65,7 +60,7 @@ OF_MESSAGES: list[Json] = [
 ]
 
 
-@pytest.mark.parametrize("members", OF_MESSAGES, ids=lambda each: ",".join(each))
+@pytest.mark.parametrize("members", OF_MESSAGES, ids=",".join)
 @pytest.mark.parametrize(
     "message",
     [
@@ -89,7 +84,7 @@ def test_members_of_a_message_without_an_instruction_change_nothing(
         {"cache_control": HINT},
         {"parsed": 1, "caller": {"type": "direct"}, "custom": None},
     ],
-    ids=lambda each: ",".join(each),
+    ids=",".join,
 )
 def test_members_of_a_call_without_an_instruction_change_nothing(members: Json) -> None:
     function = CALL["function"]
@@ -108,7 +103,7 @@ def test_members_of_a_call_without_an_instruction_change_nothing(members: Json) 
         {"annotations": [], "citations": None, "signature": "x"},
         {"providerOptions": {}, "id": "part_1", "index": 0, "lang": "en"},
     ],
-    ids=lambda each: ",".join(each),
+    ids=",".join,
 )
 def test_members_of_a_part_without_an_instruction_change_nothing(members: Json) -> None:
     part = {"type": "text", "text": "Hi", **members}
@@ -123,7 +118,7 @@ def test_members_of_a_part_without_an_instruction_change_nothing(members: Json) 
         {"input_examples": [{"a": 1}], "kind": 1},
         {"id": "tool_1", "returns": {"type": "string"}, "metadata": {}},
     ],
-    ids=lambda each: ",".join(each),
+    ids=",".join,
 )
 def test_members_of_a_tool_without_an_instruction_change_nothing(members: Json) -> None:
     for tool in ({**members, **TOOL}, {**TOOL, "function": {**members, **TOOL["function"]}}):
@@ -226,17 +221,16 @@ def test_parts_of_an_earlier_answer_are_text_or_reasoning(message: Json, like: J
 def test_a_member_that_would_change_the_answer_is_refused_by_its_path(
     message: Json, param: str, words: str
 ) -> None:
-    with pytest.raises(InvalidRequest) as caught:
-        prompt(USER, message)
-    assert caught.value.param == f"messages[1].{param}"
-    assert words in caught.value.message
+    error = refusal(chat, messages=[USER, message])
+    assert error.param == f"messages[1].{param}"
+    assert words in error.message
 
 
 def test_unknown_members_of_the_body_stay_refused() -> None:
     for name in ("provider_specific_fields", "cache_controls", "thinking"):
-        with pytest.raises(InvalidRequest, match="is not a field") as caught:
-            prompt(USER, **{name: {}})
-        assert caught.value.param == name
+        error = refusal(chat, **{name: {}})
+        assert error.param == name
+        assert "is not a field" in error.message
 
 
 def test_a_deep_call_is_named_by_the_error() -> None:
@@ -244,7 +238,7 @@ def test_a_deep_call_is_named_by_the_error() -> None:
     for _ in range(100_000):
         deep = {"a": deep}
     calls = [CALL, {"function": {"name": "f", "arguments": deep}}]
-    call = ChatCall.read(Fields({"messages": [USER, reply(tool_calls=calls)]}))
+    call = ChatCall.from_body({"messages": [USER, reply(tool_calls=calls)]})
     with pytest.raises(InvalidRequest, match="nested too deep") as caught:
         assert call.rendered
     assert caught.value.param == "messages[1].tool_calls[1].function.arguments"

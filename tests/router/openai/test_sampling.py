@@ -5,7 +5,6 @@ from __future__ import annotations
 import random
 from typing import Any
 
-import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -13,26 +12,21 @@ from hypothesis import strategies as st
 from baton_protocol.errors import InvalidRequest, PromptTooLong
 from baton_protocol.sampling import SamplingParams
 from baton_router.auth import Tenant
-from baton_router.openai.chat import ChatCall
-from baton_router.openai.completions import CompletionCall
-from baton_router.openai.endpoint import check_alone, check_scores, complete
+from baton_router.openai.sampling import check_alone, check_scores, complete
 from baton_router.requests.tokenize import prepare
+from tests.router.openai.bodies import Read, both_dialects, chat, completion
 from tests.support.nodes.servings import make_serving
 
-MESSAGES = [{"role": "user", "content": "Hi"}]
-
-
-def chat(**body: Any) -> ChatCall:
-    return ChatCall.parse(msgspec.json.encode({"messages": MESSAGES} | body))
-
-
-def completion(**body: Any) -> CompletionCall:
-    return CompletionCall.parse(msgspec.json.encode({"prompt": "Hi"} | body))
+FACTS: dict[str, Any] = {
+    "prompt_tokens": 1,
+    "max_model_len": 100,
+    "default_max_tokens": 16,
+    "names": {},
+}
 
 
 def params(fields: dict[str, Any], **changes: Any) -> SamplingParams:
-    facts: dict[str, Any] = {"prompt_tokens": 10, "max_model_len": 100, "default_max_tokens": None}
-    facts["names"] = {}
+    facts = {**FACTS, "prompt_tokens": 10, "default_max_tokens": None}
     return complete(fields, {}, **(facts | changes))
 
 
@@ -168,13 +162,7 @@ def test_by_default_a_chat_may_fill_the_context_and_a_completion_gets_16_tokens(
 
 def test_the_model_s_defaults_apply_to_absent_fields() -> None:
     defaults = {"temperature": 0.2, "top_k": 50, "max_tokens": 3, "repetition_penalty": 1.1}
-    facts: dict[str, Any] = {
-        "prompt_tokens": 1,
-        "max_model_len": 100,
-        "default_max_tokens": 16,
-        "names": {},
-    }
-    result = complete({"top_k": 5}, defaults, **facts)
+    result = complete({"top_k": 5}, defaults, **FACTS)
     assert (result.temperature, result.top_k, result.top_p) == (0.2, 5, 1.0)
     assert result.max_tokens == 16
     assert result.repetition_penalty == 1.1
@@ -190,21 +178,19 @@ def test_the_model_s_defaults_apply_to_absent_fields() -> None:
         ({"temperature": 1.5}, {"top_p": 0.0}),
     ],
 )
-@pytest.mark.parametrize("parse", [chat, completion])
+@both_dialects
 def test_top_p_0_is_greedy_whatever_else_is_asked_for(
-    parse: Any, body: dict[str, Any], defaults: dict[str, Any]
+    read: Read, body: dict[str, Any], defaults: dict[str, Any]
 ) -> None:
-    sampling = parse(**body).sampling
+    sampling = read(**body).sampling
     check_alone(sampling, 16)
-    facts: dict[str, Any] = {"prompt_tokens": 1, "max_model_len": 99, "default_max_tokens": 16}
-    result = complete(sampling, defaults, names={}, **facts)
+    result = complete(sampling, defaults, **FACTS)
     assert (result.temperature, result.top_p) == (0.0, 1.0)
     assert (result.seed, result.n) == (body.get("seed"), body.get("n", 1))
 
 
 def test_a_client_s_top_p_replaces_a_default_of_0() -> None:
-    facts: dict[str, Any] = {"prompt_tokens": 1, "max_model_len": 99, "default_max_tokens": 16}
-    result = complete({"top_p": 0.5}, {"top_p": 0.0}, names={}, **facts)
+    result = complete({"top_p": 0.5}, {"top_p": 0.0}, **FACTS)
     assert (result.temperature, result.top_p) == (1.0, 0.5)
 
 

@@ -2,46 +2,39 @@
 
 from __future__ import annotations
 
-import re
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 
 from baton_protocol.errors import InvalidRequest
 from baton_protocol.link import DrainNode, ResumeNode, RunJob
-from baton_router.http.drain import read_drain
-from baton_router.http.field_docs import COMMAND, table, with_table
-from baton_router.http.openapi import BODIES
-from baton_router.openai.body_reader import FIELDS, MEMBERS, Body, Fields
-from baton_router.openai.chat import ChatCall
-from baton_router.openai.completions import CompletionCall
+from baton_router.http.drain import parse_drain
+from baton_router.http.field_docs import COMMAND, TABLES, documented_fields, with_table
+from baton_router.openai.fields.kinds import integer, text
+from baton_router.openai.fields.table import (
+    FieldTable,
+    gives,
+    optional,
+    read_fields,
+    refused,
+    required,
+    rule,
+    schema_of,
+)
+from tests.router.openai.bodies import USER, Json, chat, completion, refusal
 from tests.support.nodes.fake_node import FakeNode
 
-PAGE = Path(__file__).parents[3] / "docs" / "api.md"
-Json = dict[str, Any]
-MESSAGE: Json = {"role": "user", "content": "Hi"}
+PAGE = Path(__file__).parents[4] / "docs" / "api.md"
 
 
-def chat(**more: Any) -> None:
-    ChatCall.read(Fields({"messages": [MESSAGE], **more}))
+def drain(**fields: Any) -> None:
+    parse_drain(msgspec.json.encode(fields))
 
 
-def completion(**more: Any) -> None:
-    CompletionCall.read(Fields({"prompt": "Hi", **more}))
-
-
-def drain(**more: Any) -> None:
-    read_drain(Fields(more))
-
-
-def refusal(read: Any, body: Json) -> InvalidRequest:
-    with pytest.raises(InvalidRequest) as caught:
-        read(**body)
-    return caught.value
-
-
-UNKNOWN: list[tuple[Any, Json, str, str]] = [
+UNKNOWN: list[tuple[Callable[..., object], Json, str, str]] = [
     (chat, {"nobody_knows_this": 1}, "nobody_knows_this", "leave it out"),
     (completion, {"nobody_knows_this": []}, "nobody_knows_this", "leave it out"),
     (drain, {"nobody_knows_this": 1}, "nobody_knows_this", "leave it out"),
@@ -50,7 +43,7 @@ UNKNOWN: list[tuple[Any, Json, str, str]] = [
     (drain, {"deadline": 5}, "deadline", "did you mean 'deadline_s'?"),
     (chat, {"Temperature": 0}, "Temperature", "did you mean 'temperature'?"),
     (chat, {"prompt": "Hi"}, "prompt", "but of /v1/completions"),
-    (completion, {"messages": [MESSAGE]}, "messages", "but of /v1/chat/completions"),
+    (completion, {"messages": [USER]}, "messages", "but of /v1/chat/completions"),
     (completion, {"top_logprobs": 1}, "top_logprobs", "but of /v1/chat/completions"),
     *(
         (
@@ -66,9 +59,9 @@ UNKNOWN: list[tuple[Any, Json, str, str]] = [
 
 @pytest.mark.parametrize(("read", "body", "param", "hint"), UNKNOWN)
 def test_an_unknown_field_at_any_level_is_an_error_that_names_it(
-    read: Any, body: Json, param: str, hint: str
+    read: Callable[..., object], body: Json, param: str, hint: str
 ) -> None:
-    error = refusal(read, body)
+    error = refusal(read, **body)
     assert (error.param, error.reason) == (param, "unknown_parameter")
     assert repr(param) in error.message
     assert hint in error.message
@@ -83,56 +76,76 @@ def without_values(value: Any, name: str) -> Any:
 
 @pytest.mark.parametrize(("read", "body", "param", "hint"), UNKNOWN)
 def test_an_unknown_field_that_is_null_is_ignored(
-    read: Any, body: Json, param: str, hint: str
+    read: Callable[..., object], body: Json, param: str, hint: str
 ) -> None:
     read(**without_values(body, param.rpartition(".")[2]))
 
 
 def test_an_unknown_name_of_a_megabyte_is_shortened_in_the_error() -> None:
     """It is also not compared with every field, because that would take minutes."""
-    error = refusal(chat, {"temperatur" * 100_000: 1})
+    error = refusal(chat, **{"temperatur" * 100_000: 1})
     assert len(error.message) < 300
     assert len(error.param or "") < 100
 
 
 def test_an_unsupported_field_is_not_suggested_for_a_misspelled_one() -> None:
-    assert "logits_processor" not in refusal(chat, {"logits_process": []}).message[30:]
+    assert "logits_processor" not in refusal(chat, logits_process=[]).message[30:]
 
 
-@pytest.mark.parametrize(
-    ("body", "schema"),
-    [("chat", "ChatRequest"), ("completions", "CompletionRequest"), ("drain", "DrainRequest")],
-)
-def test_the_document_has_exactly_the_table_s_fields(body: Body, schema: str) -> None:
-    documented = BODIES[schema]
-    assert set(documented["properties"]) == set(MEMBERS[body, ""].fields)
-    assert documented["additionalProperties"] == {"type": "null"}
-    for (of, path), members in MEMBERS.items():
-        if of == body and path == "stream_options":
-            inner = documented["properties"][path]
-            assert set(inner["properties"]) == set(members.fields)
-            assert inner["additionalProperties"] == {"type": "null"}
+@pytest.mark.parametrize("table", TABLES.values())
+def test_each_refusal_says_what_to_do(table: type[FieldTable]) -> None:
+    for name in table.REFUSED:
+        with pytest.raises(InvalidRequest, match=r"leave it out$"):
+            table.FIELDS[name].kind.read(name, "a value that asks for something")
 
 
-def test_each_row_of_the_table_is_unique_and_has_a_remark() -> None:
-    keys = [(field.name, body) for field in FIELDS for body in field.bodies]
-    assert len(set(keys)) == len(keys)
-    assert all(field.remark for field in FIELDS)
-    for field in FIELDS:
-        assert (field.does != "refused") or field.complaint.endswith("leave it out")
+def test_a_table_collects_the_rows_and_rules_of_its_bases() -> None:
+    class Base(FieldTable):
+        days = optional(integer(1, 14), "how many")
+        humid = refused("only temperatures are known")
+
+    class Weather(Base, route="/weather"):
+        city = required(text(), "where")
+        days = optional(integer(1, 3), "how many")
+
+        @rule("days", schemas=[{"description": "no days in Oslo"}])
+        def check_days(self) -> None:
+            if self.city == "Oslo" and self.days is not None:
+                raise InvalidRequest("no days in Oslo", param="days")
+
+    weather = read_fields(Weather, {"city": "Paris", "days": 2.0, "humid": None})
+    assert (weather.city, weather.days) == ("Paris", 2)
+    assert gives(weather, "days")
+    assert not gives(weather, "humid")
+    assert read_fields(Weather, {"city": "Oslo"}).days is None
+    for body, param in (
+        ({}, "city"),
+        ({"city": None}, "city"),
+        ({"city": "Paris", "days": 4}, "days"),
+        ({"city": "Oslo", "days": 1}, "days"),
+        ({"city": "Paris", "humid": True}, "humid"),
+        ({"city": "Paris", "day": 1}, "day"),
+    ):
+        with pytest.raises(InvalidRequest) as caught:
+            read_fields(Weather, body)
+        assert caught.value.param == param
+    schema = schema_of(Weather)
+    assert schema["required"] == ["city"]
+    assert schema["properties"]["days"]["maximum"] == 3
+    assert schema["properties"]["humid"]["enum"][:2] == [None, False]
+    assert schema["allOf"] == [{"description": "no days in Oslo"}]
 
 
 def test_the_api_page_contains_the_generated_table() -> None:
     page = PAGE.read_text()
     assert page == with_table(page), f"the table in docs/api.md is outdated; run: {COMMAND}"
-    rows = re.findall(r"^\| `([^`]+)` \|", table(), re.MULTILINE)
-    assert rows == [field.name for field in FIELDS]
+    assert all(documented.definitions for documented in documented_fields())
 
 
 @pytest.mark.integration
 async def test_a_body_with_an_unknown_field_has_no_effect(running: Any, decode: FakeNode) -> None:
     bodies = [
-        ("/v1/chat/completions", {"messages": [MESSAGE], "temprature": 1}, "temprature"),
+        ("/v1/chat/completions", {"messages": [USER], "temprature": 1}, "temprature"),
         ("/v1/completions", {"prompt": "Hi", "logit_bia": {}}, "logit_bia"),
         ("/nodes/decode-0/drain", {"deadlines": 1}, "deadlines"),
         ("/nodes/decode-0/resume", {"reason": "done"}, "reason"),

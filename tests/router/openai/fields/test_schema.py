@@ -1,23 +1,48 @@
-"""Bodies that the OpenAPI document allows are not refused, for any combination of fields."""
+"""The OpenAPI document and the router agree about bodies: each bound, and fields in combination."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import re
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 import jsonschema_rs
+import msgspec
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from baton_protocol.errors import InvalidRequest
+from baton_router.http.drain import parse_drain
 from baton_router.http.openapi import BODIES
-from baton_router.openai.body_reader import Fields
+from baton_router.openai.chat import ChatCall
+from baton_router.openai.completions import CompletionCall
+from baton_router.openai.fields.chat import BOTH_ENDS, DOCUMENTS_TWICE
+from baton_router.openai.fields.table import schema_of
+from baton_router.openai.sampling import check_alone
 from baton_router.openai.structured_output import NAMES, ONE_AT_MOST
-from baton_router.openai.tools import TOOLS_AGREE
-from tests.router.openai.test_schema import READERS, REQUIRED_FIELDS
+from baton_router.openai.tools import MAX_NAME, TOOLS_AGREE
+from tests.router.openai.bodies import USER, Json
+from tests.router.openai.fields.schema_edges import edges
 
-Json = dict[str, Any]
+MAX_INT = (1 << 63) - 1
+SCHEMAS = {name: schema_of(table) for name, table in BODIES.items()}
+REQUIRED_FIELDS: dict[str, Json] = {
+    "ChatRequest": {"messages": [USER]},
+    "CompletionRequest": {"prompt": "x"},
+    "DrainRequest": {},
+}
+TOOLS = {"tools": [{"type": "function", "function": {"name": "x" * MAX_NAME}}]}
+# Fields that another field requires for its whole range of values.
+REQUIRED_BESIDE: dict[str, Json] = {
+    "min_tokens": {"max_tokens": MAX_INT},
+    "top_logprobs": {"logprobs": True},
+    "stream_options": {"stream": True},
+    "tool_choice": TOOLS,
+    "parallel_tool_calls": TOOLS,
+}
+# Errors in these fields may name other members instead.
+NAMED_INSTEAD = {"stream_options": ("include_usage", "continuous_usage_stats"), "best_of": ("n",)}
 # Rules that JSON Schema cannot express, such as comparing two numbers, or that would be too many
 # for tools that combine them. The document states them in words.
 IN_WORDS = {
@@ -26,10 +51,8 @@ IN_WORDS = {
     **dict.fromkeys((*NAMES, "allowed_token_ids"), ONE_AT_MOST),
 }
 IN_WORDS_FOR_CHATS = {
-    "continue_final_message": (
-        "continue_final_message and add_generation_prompt are not both true"
-    ),
-    "documents": "documents do not stand in chat_template_kwargs too",
+    "continue_final_message": BOTH_ENDS,
+    "documents": DOCUMENTS_TWICE,
     "tools": TOOLS_AGREE,
     "tool_choice": TOOLS_AGREE,
     "parallel_tool_calls": TOOLS_AGREE,
@@ -38,6 +61,63 @@ TEXT = st.text(st.characters(codec="utf-8"), max_size=5)
 ANYTHING: st.SearchStrategy[Any] = (
     st.none() | st.booleans() | st.integers(-5, 5) | TEXT | st.just([]) | st.just({})
 )
+
+
+def read_generation(read: Callable[[Json], ChatCall | CompletionCall]) -> Callable[[Json], None]:
+    def check(body: Json) -> None:
+        call = read(body)
+        check_alone(call.sampling, call.default_max_tokens)
+
+    return check
+
+
+READERS: dict[str, Callable[[Json], object]] = {
+    "ChatRequest": read_generation(ChatCall.from_body),
+    "CompletionRequest": read_generation(CompletionCall.from_body),
+    "DrainRequest": lambda body: parse_drain(msgspec.json.encode(body)),
+}
+
+
+def fields_of_bodies() -> Iterator[tuple[str, str]]:
+    """All fields except messages and prompts, which have more than one bound."""
+    for name, schema in SCHEMAS.items():
+        for field in schema["properties"]:
+            if field not in REQUIRED_FIELDS[name]:
+                yield name, field
+
+
+@pytest.mark.parametrize(("name", "field"), list(fields_of_bodies()))
+def test_a_value_at_a_bound_is_accepted_and_one_beyond_is_refused_by_name(
+    name: str, field: str
+) -> None:
+    def read(value: Any) -> None:
+        beside = {"n": value} if field == "best_of" else REQUIRED_BESIDE.get(field, {})
+        if name == "CompletionRequest" and field.startswith("max_") and value == 0:
+            beside = {"echo": True}
+        READERS[name](REQUIRED_FIELDS[name] | beside | {field: value})
+
+    schema = SCHEMAS[name]["properties"][field]
+    tried = list(edges(schema))
+    for value, allowed in tried:
+        assert jsonschema_rs.is_valid(schema, value) == allowed, value
+        if allowed:
+            read(value)
+            continue
+        with pytest.raises(InvalidRequest) as caught:
+            read(value)
+        param = caught.value.param or ""
+        assert re.split(r"[.\[]", param)[0] in (field, *NAMED_INSTEAD.get(field, ())), value
+    assert True in {allowed for _, allowed in tried}
+
+
+def test_numbers_and_lists_are_bounded_on_both_sides() -> None:
+    for name, field in fields_of_bodies():
+        schema = SCHEMAS[name]["properties"][field]
+        types = schema.get("type", [])
+        if "integer" in types or ("number" in types and field != "deadline_s"):
+            assert {"minimum", "maximum"} <= schema.keys(), field
+        if "array" in types:
+            assert "maxItems" in schema, field
 
 
 def values(schema: Mapping[str, Any]) -> st.SearchStrategy[Any]:
@@ -96,12 +176,14 @@ def objects(schema: Mapping[str, Any]) -> st.SearchStrategy[Json]:
 
 def some_fields(name: str) -> st.SearchStrategy[Json]:
     """A few fields at a time: most bodies then obey the rules, and pairs of fields still occur."""
-    properties = BODIES[name]["properties"]
+    properties = SCHEMAS[name]["properties"]
     field_names = st.lists(st.sampled_from(sorted(properties)), max_size=6, unique=True)
     return field_names.flatmap(
         lambda names: objects(
             {
-                "properties": {each: properties[each] for each in {*names, *REQUIRED_FIELDS[name]}},
+                "properties": {
+                    field: properties[field] for field in {*names, *REQUIRED_FIELDS[name]}
+                },
                 "required": list(REQUIRED_FIELDS[name]),
             }
         )
@@ -110,16 +192,16 @@ def some_fields(name: str) -> st.SearchStrategy[Json]:
 
 def refusal(name: str, body: Json) -> InvalidRequest | None:
     try:
-        READERS[name](Fields(body))
+        READERS[name](body)
     except InvalidRequest as error:
         return error
     return None
 
 
 @pytest.mark.parametrize("count", [60, pytest.param(800, marks=pytest.mark.long)])
-@pytest.mark.parametrize("name", BODIES)
+@pytest.mark.parametrize("name", SCHEMAS)
 def test_a_body_that_the_document_allows_is_not_refused(name: str, count: int) -> None:
-    validator = jsonschema_rs.validator_for(BODIES[name])
+    validator = jsonschema_rs.validator_for(SCHEMAS[name])
     tried = 0
 
     @given(some_fields(name).filter(validator.is_valid))
@@ -145,7 +227,7 @@ def test_a_body_that_the_document_allows_is_not_refused(name: str, count: int) -
 
 @pytest.mark.parametrize("name", ["ChatRequest", "CompletionRequest"])
 def test_the_document_states_rules_beyond_json_schema_in_words(name: str) -> None:
-    documented = {rule["description"] for rule in BODIES[name]["allOf"] if "description" in rule}
+    documented = {rule["description"] for rule in SCHEMAS[name]["allOf"] if "description" in rule}
     expected = IN_WORDS | (IN_WORDS_FOR_CHATS if name == "ChatRequest" else {})
     assert documented == set(expected.values())
 
@@ -241,5 +323,5 @@ def test_document_and_parser_agree_on_fields_that_depend_on_each_other(
     name: str, changes: Json, valid: bool
 ) -> None:
     body = REQUIRED_FIELDS[name] | changes
-    assert jsonschema_rs.validator_for(BODIES[name]).is_valid(body) == valid
+    assert jsonschema_rs.validator_for(SCHEMAS[name]).is_valid(body) == valid
     assert (refusal(name, body) is None) == valid

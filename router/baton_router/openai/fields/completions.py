@@ -1,0 +1,86 @@
+"""The fields of POST /v1/completions."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from baton_protocol.errors import InvalidRequest
+from baton_protocol.sampling import MAX_LOGPROBS
+from baton_router.openai.fields.errors import wrong
+from baton_router.openai.fields.generation import GenerationFields
+from baton_router.openai.fields.kinds import Schema, ValueKind, integer, integers
+from baton_router.openai.fields.table import TRUE, flag, needs, optional, required, rule
+
+MAX_PROMPTS = 1024
+_IDS: Schema = {"type": "array", "minItems": 1, "items": {"type": "integer", "minimum": 0}}
+_SEVERAL = {"type": "array", "minItems": 1, "maxItems": MAX_PROMPTS}
+_PROMPTS: Schema = {
+    "anyOf": [
+        {"type": "string"},
+        _IDS,
+        _SEVERAL | {"items": {"type": "string"}},
+        _SEVERAL | {"items": _IDS},
+    ]
+}
+_ALLOWED = "it must be a string, a list of strings, token ids or a list of token id lists"
+
+
+def _read_prompts(at: str, value: Any) -> list[str | tuple[int, ...]]:
+    if isinstance(value, str):
+        return [value]
+    if not isinstance(value, list) or not value:
+        raise wrong(at, value, _ALLOWED)
+    ids = integers(value)
+    if ids is not None:
+        return [tuple(ids)]
+    if len(value) > MAX_PROMPTS:
+        raise InvalidRequest(f"{at} holds {len(value)} prompts; at most {MAX_PROMPTS}", param=at)
+    if all(isinstance(item, str) for item in value):
+        return list(value)
+    lists = [integers(item) if isinstance(item, list) else None for item in value]
+    if None in lists:
+        raise wrong(at, value, _ALLOWED)
+    return [tuple(ids) for ids in lists if ids is not None]
+
+
+# The lower bound depends on `echo`, so the rule below checks it.
+TOKENS = ValueKind(integer().read, integer(0).schema)
+
+
+class CompletionFields(GenerationFields, route="/v1/completions"):
+    """A completion's body."""
+
+    prompt = required(ValueKind(_read_prompts, _PROMPTS), "each prompt is answered separately")
+    logprobs = optional(
+        integer(0, MAX_LOGPROBS),
+        "of each generated token and of this number of likely tokens",
+        "off",
+    )
+    echo = flag(False, "text and `logprobs` begin with the prompt's")
+
+    add_special_tokens = flag(True, GenerationFields.add_special_tokens.remark)
+    max_tokens = optional(TOKENS, GenerationFields.max_tokens.remark, "16")
+    max_completion_tokens = optional(
+        TOKENS,
+        GenerationFields.max_completion_tokens.remark,
+        GenerationFields.max_completion_tokens.default,
+    )
+
+    @rule(
+        "max_completion_tokens",
+        "max_tokens",
+        schemas=[
+            needs("max_completion_tokens", {"const": 0}, "echo", TRUE),
+            needs("max_tokens", {"const": 0}, "echo", TRUE),
+        ],
+    )
+    def check_max_tokens(self) -> None:
+        """An answer without tokens shows the echo alone."""
+        least = 0 if self.echo else 1
+        limits = {
+            "max_completion_tokens": self.max_completion_tokens,
+            "max_tokens": self.max_tokens,
+        }
+        for name, limit in limits.items():
+            if limit is not None and limit < least:
+                raise wrong(name, limit, f"it must be {least} or more")

@@ -1,0 +1,289 @@
+"""The fields that every generation has, whatever its dialect: sampling, the answer's form and end.
+
+A dialect is a table of its own on top (`chat`, `completions`). A field with the name of one of
+SamplingParams becomes that parameter. Bounds are those of SamplingParams, which nodes enforce too.
+"""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+from baton_protocol.errors import InvalidRequest, exact
+from baton_protocol.sampling import (
+    BIAS_RANGE,
+    MAX_BAD_WORDS,
+    MAX_BIASED,
+    MAX_CHOICES,
+    MAX_LOGPROBS,
+    MAX_STOP_CHARS,
+    MAX_STOP_IDS,
+    MAX_TEMPERATURE,
+    PENALTY_RANGE,
+    REPETITION_RANGE,
+)
+from baton_router.openai.fields.errors import wrong
+from baton_router.openai.fields.kinds import (
+    Schema,
+    ValueKind,
+    choice,
+    ids,
+    integer,
+    number,
+    object_at,
+    text,
+    texts,
+)
+from baton_router.openai.fields.table import (
+    TRUE,
+    FieldTable,
+    check_names,
+    flag,
+    needs,
+    optional,
+    read_values,
+    refused,
+    rule,
+    schema_of,
+    stated,
+)
+from baton_router.openai.fields.unserved import UnservedFields
+from baton_router.openai.structured_output import (
+    FORMAT_KIND,
+    GRAMMAR_KINDS,
+    NAMES,
+    ONE_AT_MOST,
+    OUTPUTS_KIND,
+    RequestedGrammar,
+)
+
+MAX_STOPS = 16
+MAX_TOP_K = (1 << 31) - 1  # engines store it in 32 bits; no vocabulary is larger
+MAX_WORDS = MAX_BAD_WORDS // 2  # each word may become two id sequences
+AS_FITS = -1  # of truncate_prompt_tokens
+_ID = re.compile(r"0|[1-9][0-9]{0,17}")
+_SOME_TEXT: Schema = {
+    "anyOf": [
+        {"type": "string"},
+        {"type": "array", "items": {"type": "string"}, "minItems": 1},
+    ]
+}
+_NO_OPTIONS: Schema = {"anyOf": [{"type": "null"}, {"type": "object", "maxProperties": 0}]}
+# One rule instead of several: schema tools expand each rule with all others and give up on many.
+_STREAMS: Schema = {
+    "if": {"properties": {"stream": TRUE}, "required": ["stream"]},
+    "then": {"properties": {"prompt_logprobs": {"type": "null"}}},
+    "else": {"properties": {"stream_options": _NO_OPTIONS}},
+}
+
+
+def _read_logit_bias(at: str, value: Any) -> tuple[tuple[int, float], ...]:
+    biases = object_at(at, value)
+    if len(biases) > MAX_BIASED:
+        raise InvalidRequest(f"{at} holds {len(biases)} ids; at most {MAX_BIASED}", param=at)
+    pairs = []
+    for name, bias in biases.items():
+        if _ID.fullmatch(name) is None:
+            raise wrong(at, {name: bias}, "its names must be token ids")
+        numeric = isinstance(bias, int | float) and not isinstance(bias, bool)
+        if not numeric or not -BIAS_RANGE <= bias <= BIAS_RANGE:
+            allowed = f"its values must be numbers in [{exact(-BIAS_RANGE)}, {exact(BIAS_RANGE)}]"
+            raise wrong(at, {name: bias}, allowed)
+        pairs.append((int(name), float(bias)))
+    return tuple(pairs)
+
+
+LOGIT_BIAS = ValueKind(
+    _read_logit_bias,
+    {
+        "type": "object",
+        "patternProperties": {
+            f"^({_ID.pattern})$": {
+                "type": "number",
+                "minimum": -BIAS_RANGE,
+                "maximum": BIAS_RANGE,
+            }
+        },
+        "additionalProperties": False,
+        "maxProperties": MAX_BIASED,
+    },
+)
+
+
+class StreamOptions(FieldTable):
+    """The members of `stream_options`."""
+
+    include_usage = flag(False, "usage in a last event")
+    continuous_usage_stats = flag(
+        False, "with `include_usage`, in every event: usage of its choice so far"
+    )
+    include_obfuscation = refused(
+        "events are not padded to hide their length",
+        accepts=(False,),
+        complaint="this server does not pad events; leave it out",
+    )
+
+
+def _read_stream_options(at: str, value: Any) -> StreamOptions | None:
+    options = object_at(at, value)
+    if not options:
+        return None  # as in vLLM, an empty object asks for nothing
+    check_names(StreamOptions, options, at)
+    return read_values(StreamOptions, options)  # errors name a member without its path
+
+
+class GenerationFields(UnservedFields):
+    """The fields that chats and completions share."""
+
+    model = optional(text(), "another name is a 404 that lists the known ones", "the pool's")
+    truncate_prompt_tokens = optional(
+        integer(AS_FITS),
+        "keep at most this number of tokens of each prompt; -1: what fits ([below](#long-prompts))",
+        "all",
+    )
+    truncation_side = optional(
+        choice("left", "right"), "`left` keeps the last tokens, `right` the first ones", "`left`"
+    )
+    add_special_tokens = flag(False, "add the tokenizer's own tokens (BOS) to the text")
+
+    temperature = optional(number(0.0, MAX_TEMPERATURE), "0 is greedy", "the model's, else 1")
+    top_p = optional(
+        number(0.0, 1.0),
+        "1 is off; 0 leaves the likeliest token, as temperature 0 does",
+        "the model's, else 1",
+    )
+    top_k = optional(integer(-1, MAX_TOP_K), "-1 and 0 are off", "the model's, else -1")
+    min_p = optional(number(0.0, 1.0), "0 is off", "the model's, else 0")
+    seed = optional(
+        integer(),
+        "key of the random numbers, the same on every node ([the same tokens](#the-same-tokens))",
+        "random",
+    )
+    n = optional(
+        integer(1, MAX_CHOICES),
+        "choices; prompts times `n` are at most [2,048](operations/limits.md#admission)",
+        "1",
+    )
+    best_of = optional(integer(1, MAX_CHOICES), "may only repeat `n`", "`n`")
+    frequency_penalty = optional(
+        number(-PENALTY_RANGE, PENALTY_RANGE),
+        "subtracted from an id's logit for each time it was generated",
+        "0",
+    )
+    presence_penalty = optional(
+        number(-PENALTY_RANGE, PENALTY_RANGE),
+        "subtracted once from an id's logit if it was generated",
+        "0",
+    )
+    repetition_penalty = optional(
+        number(*REPETITION_RANGE),
+        "divides positive logits of ids in prompt and answer, multiplies negative ones",
+        "the model's, else 1",
+    )
+    logit_bias = optional(LOGIT_BIAS, "added to the logits of these ids")
+    allowed_token_ids = optional(ids(MAX_BIASED, least=1), "only these ids are generated", "all")
+    bad_words = optional(
+        texts(MAX_WORDS, MAX_STOP_CHARS),
+        "never generated, neither at the start of a text nor after a space; each at most 64 tokens",
+    )
+
+    response_format = optional(
+        FORMAT_KIND,
+        "what the answer must match ([structured output](structured-output.md))",
+        "`text`",
+    )
+    structured_outputs = optional(OUTPUTS_KIND, "the same, with exactly one of these kinds")
+    guided_json = optional(GRAMMAR_KINDS["json"], "the older name of `structured_outputs.json`")
+    guided_regex = optional(GRAMMAR_KINDS["regex"], "the older name of `structured_outputs.regex`")
+    guided_choice = optional(
+        GRAMMAR_KINDS["choice"], "the older name of `structured_outputs.choice`"
+    )
+    guided_grammar = optional(
+        GRAMMAR_KINDS["grammar"], "the older name of `structured_outputs.grammar`"
+    )
+
+    max_tokens = optional(
+        integer(1), "all generated tokens count; 0 with `echo` generates none", "what fits"
+    )
+    max_completion_tokens = optional(integer(1), "the newer name of `max_tokens`", "`max_tokens`")
+    min_tokens = optional(
+        integer(0), "at most `max_tokens`; neither EOS nor `stop` ends the answer earlier", "0"
+    )
+    stop = optional(
+        texts(MAX_STOPS, MAX_STOP_CHARS),
+        "the text ends before the first one that occurs; `stop_reason` names it",
+    )
+    stop_token_ids = optional(ids(MAX_STOP_IDS), "the same for ids")
+    include_stop_str_in_output = flag(False, "the text ends after the stop instead")
+    ignore_eos = flag(False, "continue after EOS")
+
+    stream = flag(False, "server-sent events")
+    stream_options = optional(
+        ValueKind(_read_stream_options, schema_of(StreamOptions), StreamOptions),
+        "only with `stream`",
+    )
+    prompt_logprobs = optional(
+        integer(0, MAX_LOGPROBS),
+        "the same for the prompt's tokens, by id; not with `stream`",
+        "off",
+    )
+    skip_special_tokens = flag(
+        True, "leave EOS and other special tokens out of generated text, but not out of `echo`"
+    )
+    return_token_ids = flag(False, "fills `prompt_token_ids` and `token_ids`, else null")
+    return_tokens_as_token_ids = flag(False, "`logprobs` name tokens by their ids: `token_id:7`")
+    detokenize = flag(
+        True, "false: no text; needs `return_token_ids`, excludes `stop`, and costs less"
+    )
+
+    min_tokens_agree = stated(
+        {"description": "min_tokens is at most what max_tokens is, or is by default"}
+    )
+    stop_needs_text = stated(
+        needs("stop", _SOME_TEXT, "detokenize", {"enum": [True, None]}, absent=True)
+    )
+
+    @rule("best_of", schemas=[{"description": "best_of is what n is"}])
+    def check_best_of(self) -> None:
+        n = self.n or 1
+        if self.best_of is not None and self.best_of != n:
+            allowed = f"this server supports n only, which is {n}; leave it out"
+            raise wrong("best_of", self.best_of, allowed)
+
+    @rule(
+        "detokenize",
+        schemas=[needs("detokenize", {"const": False}, "return_token_ids", TRUE)],
+    )
+    def check_detokenize(self) -> None:
+        if not self.detokenize and not self.return_token_ids:
+            raise wrong("detokenize", False, "without text there are ids: set return_token_ids too")
+
+    @rule("prompt_logprobs", "stream_options", schemas=[_STREAMS])
+    def check_stream(self) -> None:
+        if self.prompt_logprobs is not None and self.stream:
+            allowed = "a stream does not have them; leave out one of both"
+            raise wrong("prompt_logprobs", self.prompt_logprobs, allowed)
+        if self.stream_options is not None and not self.stream:
+            raise InvalidRequest(
+                "stream_options is only allowed when stream is true", param="stream_options"
+            )
+
+    def grammars(self) -> list[RequestedGrammar]:
+        """What the answer must match, according to each field that says so."""
+        requested = (self.response_format, self.structured_outputs, self.guided_json)
+        older = (self.guided_regex, self.guided_choice, self.guided_grammar)
+        return [grammar for grammar in (*requested, *older) if grammar is not None]
+
+    @rule(*NAMES, schemas=[{"description": ONE_AT_MOST}])
+    def check_grammars(self) -> None:
+        names = [grammar.field.partition(".")[0] for grammar in self.grammars()]
+        if len(names) > 1:
+            raise InvalidRequest(
+                f"{names[1]} and {names[0]} both constrain the answer; send only one of them",
+                param=names[1],
+            )
+        if names and self.allowed_token_ids is not None:
+            raise InvalidRequest(
+                f"allowed_token_ids and {names[0]} both restrict the tokens; send only one of them",
+                param="allowed_token_ids",
+            )
