@@ -33,17 +33,20 @@ from baton_router.http.connections import POLICY_HEADER, Body, BodyLimits
 from baton_router.http.response import Answer, EventStream, SlowClientGuard, Stopwatch
 from baton_router.metrics.router_metrics import RouterMetrics
 from baton_router.nodes.fleet import Fleet
-from baton_router.observability.request_log import ExplanationHistory, RequestLog, Tracing
+from baton_router.observability.explanation import ExplanationHistory
+from baton_router.observability.request_log import log_request
+from baton_router.observability.tracing import Tracing
 from baton_router.openai.answers import CommonFields, Usage
 from baton_router.openai.chat import ChatCall
 from baton_router.openai.completions import CompletionCall
 from baton_router.openai.endpoint import Call, Shape
+from baton_router.requests.context import RequestContext
 from baton_router.requests.dispatcher import Dispatcher
 from baton_router.requests.in_flight import InFlightRequest, OutputQueue, Prepared
 from baton_router.requests.tokenize import prepare
 from baton_router.settings import RANKINGS, Ranking, RouterSettings
 
-TRAIL = web.RequestKey("trail", RequestLog)  # set by the middleware
+CONTEXT = web.RequestKey("context", RequestContext)  # set by the middleware
 JSON_TYPE = "application/json"
 
 logger = logging.getLogger(__name__)
@@ -67,22 +70,22 @@ class Observers:
     explanations: ExplanationHistory
     tracing: Tracing
 
-    def begin(self, trail: RequestLog, traceparent: str) -> None:
-        trail.trace = self.tracing.begin(traceparent)
-        self.explanations.begin(trail)
+    def begin_call(self, context: RequestContext, traceparent: str) -> None:
+        context.trace = self.tracing.begin_call(traceparent)
+        self.explanations.begin_call(context)
 
-    def end(self, trail: RequestLog, status: int, now: float) -> None:
+    def end_call(self, context: RequestContext, status: int, now: float) -> None:
         """Record the end of a call. A bug in explanation or tracing must not cost the answer."""
-        self.metrics.answered(trail.endpoint, status)
-        trail.log(status, now)
-        if trail.failure is not None:
-            self.refused(trail.failure.code)
+        self.metrics.answered(context.endpoint, status)
+        log_request(context, status, now)
+        if context.failure is not None:
+            self.refused(context.failure.code)
         try:
-            self.explanations.end(trail, status)
-            self.tracing.end(trail, status)
+            self.explanations.end_call(context, status)
+            self.tracing.end_call(context, status)
         except Exception:
             logger.exception(
-                "cannot record the request's explanation or trace", extra={"request": trail.id}
+                "cannot record the request's explanation or trace", extra={"request": context.id}
             )
 
 
@@ -122,7 +125,7 @@ class GenerationRoutes:
     async def _serve(
         self, request: web.Request, parse: Callable[[bytearray], Call], prefix: str
     ) -> web.StreamResponse:
-        tenant = request[TRAIL].tenant
+        tenant = request[CONTEXT].tenant
         assert tenant is not None, "the middleware sets the tenant"
         async with self.intake.bodies.of(request, tenant.name) as body:
             return await self._run_call(request, body, await body.parsed(parse), prefix)
@@ -137,12 +140,12 @@ class GenerationRoutes:
         events = EventStream(request, self.settings.keepalive_s) if stream else None
         self._count(1)
         try:
-            return await self._answer(request[TRAIL], body, call, prefix, events, ranking)
+            return await self._answer(request[CONTEXT], body, call, prefix, events, ranking)
         except (BatonError, RequestFailed) as error:
             if events is None or not events.begun:
                 raise
             failure = error.record() if isinstance(error, BatonError) else error.error
-            request[TRAIL].failure = failure
+            request[CONTEXT].failure = failure
             return await events.fail(failure)
         finally:
             self._count(-1)
@@ -160,7 +163,7 @@ class GenerationRoutes:
 
     async def _answer(
         self,
-        trail: RequestLog,
+        context: RequestContext,
         body: Body,
         call: Call,
         prefix: str,
@@ -169,8 +172,8 @@ class GenerationRoutes:
     ) -> web.StreamResponse:
         """Answer the call; `events` is set for a stream. Every failure raises, even after the
         stream has begun. `body` is released once its prompts are ids."""
-        assert trail.tenant is not None, "the middleware sets the tenant"
-        waits_until = await self.intake.cold_start.hold(call, trail, events)
+        assert context.tenant is not None, "the middleware sets the tenant"
+        waits_until = await self.intake.cold_start.hold(call, context, events)
         serving = self.fleet.serving(call.options.model)
         # Time on hold does not count towards the deadline: a node may load for minutes.
         deadline = self.clock() + self.settings.request_timeout_s
@@ -178,21 +181,25 @@ class GenerationRoutes:
             prepared = await prepare(
                 call,
                 serving,
-                trail.id,
-                tenant=trail.tenant,
+                context.id,
+                tenant=context.tenant,
                 deadline=deadline,
                 rng=self.rng,
-                max_sequences=self.intake.admission.max_call_sequences(trail.tenant_name),
+                max_sequences=self.intake.admission.max_call_sequences(context.tenant_name),
                 ranking=ranking,
-                traceparent=trail.traceparent,
+                traceparent=context.traceparent,
             )
         call.forget_prompts()
         body.done()
         prompts, created = [item.request.prompt_ids for item in prepared], int(time.time())
         starter = PromptStarter(
-            self.intake.admission, self.dispatcher, trail, prepared, waits_until
+            self.intake.admission, self.dispatcher, context, prepared, waits_until
         )
-        guard = SlowClientGuard(starter.fail, events, trail.fail, self.settings.bounds.cut_off_s)
+
+        def fail(error: ErrorRecord) -> None:
+            context.failure = error
+
+        guard = SlowClientGuard(starter.fail, events, fail, self.settings.bounds.cut_off_s)
         choices = sum(item.request.params.n for item in prepared)
         output = OutputQueue(len(prepared), guard.max_unread(choices), guard.overflow)
         self.observers.metrics.accepted(map(len, prompts))  # waiting prompts are demand too
@@ -206,7 +213,7 @@ class GenerationRoutes:
         def shape() -> Shape:
             served = in_flight[0].prepared.serving
             common = CommonFields(
-                id=prefix + trail.id,
+                id=prefix + context.id,
                 created=created,
                 model=served.name,
                 system_fingerprint=served.kind.fingerprint,
@@ -214,8 +221,9 @@ class GenerationRoutes:
             parsing = prepared[0].parsing
             return call.shape(common, prompts, served.model.tokenizer, parsing)
 
-        watch = Stopwatch(self.observers.metrics, self.clock, trail.started)
-        trail.answer = answer = Answer(call, shape, in_flight, len(prepared), output, watch)
+        context.in_flight, context.generates = in_flight, call.options.generates
+        watch = Stopwatch(self.observers.metrics, self.clock, context)
+        answer = Answer(call, shape, context, len(prepared), output, watch)
         try:
             if events is not None:
                 return await answer.stream(events)
@@ -224,7 +232,7 @@ class GenerationRoutes:
             timer.cancel()
             output.close()
             guard.done()
-            starter.end(answer.usage() if answer.placed else None)
+            starter.end(context.usage() if context.attempts else None)
 
     def _count(self, change: int) -> None:
         self.answering += change
@@ -244,14 +252,14 @@ class PromptStarter:
         self,
         admission: Admission,
         dispatcher: Dispatcher,
-        trail: RequestLog,
+        context: RequestContext,
         prepared: Sequence[Prepared],
         waits_until: float | None,
     ) -> None:
         self.in_flight: list[InFlightRequest] = []
         self._admission = admission
         self._dispatcher = dispatcher
-        self._trail = trail
+        self._trail = context
         self._prepared = prepared
         self._waits_until = waits_until
         self._booking: BudgetBooking | None = None

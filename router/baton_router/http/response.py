@@ -8,7 +8,7 @@ line, and another comment after each such time without a token.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from functools import cached_property, partial
 
 import msgspec
@@ -25,7 +25,8 @@ from baton_router.openai.answers import (
     event,
 )
 from baton_router.openai.endpoint import Call, ChoiceOutput, Shape
-from baton_router.requests.in_flight import Batch, InFlightRequest, OutputQueue
+from baton_router.requests.context import RequestContext
+from baton_router.requests.in_flight import Batch, OutputQueue
 from baton_router.requests.tokenize import LONG_PROMPT
 
 STREAM_HEADERS = {
@@ -159,16 +160,17 @@ class SlowClientGuard:
 
 
 class Stopwatch:
-    """Latencies of one call, from `started` on the given clock. To the client, a request that is
+    """Latencies of one call by the clock of its context. To the client, a request that is
     placed again stays one request: it has one first token, and the pause is a gap between tokens.
     """
 
-    def __init__(self, metrics: RouterMetrics, clock: Callable[[], float], started: float) -> None:
+    def __init__(
+        self, metrics: RouterMetrics, clock: Callable[[], float], context: RequestContext
+    ) -> None:
         self._metrics = metrics
         self._clock = clock
-        self._started = started
+        self._context = context
         self._last: dict[tuple[int, int], float] = {}
-        self.ttft_s: float | None = None
 
     def record(self, batch: Batch) -> None:
         now, last, tokens = self._clock(), self._last, 0
@@ -181,14 +183,14 @@ class Stopwatch:
             previous = last.get(key)
             if previous is not None:
                 observe_gap(now - previous)
-            elif self.ttft_s is None:
-                self.ttft_s = now - self._started
-                self._metrics.ttft.observe(self.ttft_s)
+            elif self._context.ttft_s is None:
+                self._context.ttft_s = ttft_s = now - self._context.started
+                self._metrics.ttft.observe(ttft_s)
             last[key] = now
         self._metrics.delivered(tokens)
 
     def ended(self) -> None:
-        self._metrics.e2e.observe(self._clock() - self._started)
+        self._metrics.e2e.observe(self._clock() - self._context.started)
 
 
 class Answer:
@@ -198,18 +200,19 @@ class Answer:
         self,
         call: Call,
         shape: Callable[[], Shape],
-        in_flight: Sequence[InFlightRequest],
+        context: RequestContext,
         prompts: int,
         output: OutputQueue,
         watch: Stopwatch,
     ) -> None:
         self._options = call.options
         self._make_shape = shape
-        self.in_flight = in_flight
+        self._context = context
+        self.in_flight = context.in_flight
         self._prompts = prompts
         self._output = output
         self.watch = watch
-        params = in_flight[0].record.request.params
+        params = self.in_flight[0].record.request.params
         self._n = params.n
         self._scored = params.prompt_logprobs is not None
 
@@ -242,28 +245,9 @@ class Answer:
             if self._options.generates:
                 self._output.pour = partial(self._pour, events)
 
-    @property
-    def placed(self) -> bool:
-        """Whether any request was ever placed on a node."""
-        return any(request.record.attempt > 0 for request in self.in_flight)
-
-    @property
-    def ttft_s(self) -> float | None:
-        return self.watch.ttft_s
-
-    def usage(self) -> Usage:
-        """Usage so far; at the end, of the whole call."""
-        records = [request.record for request in self.in_flight]
-        generated = sum(len(ids) for record in records for ids in record.outputs)
-        return Usage.of(
-            prompt=sum(len(record.request.prompt_ids) for record in records),
-            completion=generated if self._options.generates else 0,
-            cached=sum(record.cached_tokens for record in records),
-        )
-
     async def _whole_usage(self) -> Usage:
         """Final usage, with reasoning tokens if the model's reasoning is separated."""
-        usage, prepared = self.usage(), self.in_flight[0].prepared
+        usage, prepared = self._context.usage(), self.in_flight[0].prepared
         parsing = prepared.parsing
         if parsing is None:
             return usage

@@ -224,7 +224,7 @@ class InFlightRequest:
     def id(self) -> RequestId:
         return self.record.request.id
 
-    def line(self) -> str:
+    def placement_line(self) -> str:
         """The current value of the `x-baton-placement` header."""
         record = self.record
         if record.current is None:

@@ -47,7 +47,8 @@ from baton_router.nodes.link import LinkTable, NodeLink
 from baton_router.nodes.model_artifacts import ModelStore
 from baton_router.nodes.pool_view import PoolView
 from baton_router.nodes.prefix_index import Markers
-from baton_router.observability.request_log import ExplanationHistory, Tracing
+from baton_router.observability.explanation import ExplanationHistory
+from baton_router.observability.tracing import Tracing
 from baton_router.placement.policy import Policy
 from baton_router.requests.dispatcher import Dispatcher, Placer
 from baton_router.requests.in_flight import count_held

@@ -14,6 +14,7 @@ from baton_protocol.link import Delta, RequestStats, RunJob
 from baton_router.http.response import Stopwatch
 from baton_router.metrics.router_metrics import Demand, RouterMetrics
 from baton_router.nodes.pool_view import PoolView
+from baton_router.requests.context import RequestContext
 from tests.support.nodes.fake_node import FakeNode
 from tests.support.waiting import until
 
@@ -170,7 +171,7 @@ def observed(deltas: Iterable[tuple[float, tuple[int, ...]]]) -> dict[str, tuple
     """Count and sum of each histogram after the deltas (time, ids) of one choice."""
     now = 0.0
     metrics = RouterMetrics(PoolView(lambda: now, 10), Demand("router-1", lambda: now))
-    watch = Stopwatch(metrics, lambda: now, 0.0)
+    watch = Stopwatch(metrics, lambda: now, RequestContext("r", 0.0))
     for at, ids in deltas:
         now = at
         watch.record([(0, Delta(RequestId("r"), 1, 0, 0, ids=ids))])

@@ -14,7 +14,8 @@ import pytest
 from baton_protocol.errors import NotFound
 from baton_protocol.link import JobFailed, RequestStats, RunJob
 from baton_router.auth import Tenant
-from baton_router.observability.request_log import ExplanationHistory, RequestLog, encoded
+from baton_router.observability.explanation import ExplanationHistory, encode_explanation
+from baton_router.requests.context import RequestContext
 from tests.support.nodes.fake_node import FakeNode
 from tests.support.pools.failing_pool import REPLY, completing, figure, join, text
 from tests.support.waiting import until, until_is
@@ -263,17 +264,17 @@ def make_history(max_requests: int, max_bytes: int = 1 << 20) -> ExplanationHist
     return ExplanationHistory(max_requests, lambda: 2.0, max_bytes)
 
 
-def make_log(name: str, tenant: str | None = "") -> RequestLog:
-    return RequestLog(name, 1.0, "chat", tenant=Tenant(tenant) if tenant is not None else None)
+def make_context(name: str, tenant: str | None = "") -> RequestContext:
+    return RequestContext(name, 1.0, "chat", tenant=Tenant(tenant) if tenant is not None else None)
 
 
 def test_an_admin_may_read_every_tenant_s_requests() -> None:
     history = make_history(2)
-    history.begin(running := make_log("a", "acme"))
+    history.begin_call(running := make_context("a", "acme"))
     assert history.find("a", Tenant("root", admin=True))["state"] == "running"
     with pytest.raises(NotFound):
         history.find("a", Tenant("globex"))
-    history.end(running, 200)
+    history.end_call(running, 200)
     assert history.find("a", Tenant("root", admin=True))["tenant"] == "acme"
     with pytest.raises(NotFound):
         history.find("a", Tenant("globex"))
@@ -282,7 +283,7 @@ def test_an_admin_may_read_every_tenant_s_requests() -> None:
 def test_the_oldest_explanation_is_forgotten_first() -> None:
     history = make_history(2)
     for name in "abc":
-        history.end(make_log(name), 200)
+        history.end_call(make_context(name), 200)
     with pytest.raises(NotFound, match="the last 2 that ended"):
         history.find("a", Tenant())
     assert history.find("c", Tenant())["total_ms"] == 1000.0
@@ -290,21 +291,21 @@ def test_the_oldest_explanation_is_forgotten_first() -> None:
 
 def test_the_history_is_bounded_in_bytes() -> None:
     history = make_history(1000)
-    history.end(make_log("a"), 200)
+    history.end_call(make_context("a"), 200)
     size = history.bytes
     history = make_history(1000, max_bytes=3 * size + size // 2)  # the sizes differ by a digit
     for number in range(10):
-        history.end(make_log(str(number)), 200)
+        history.end_call(make_context(str(number)), 200)
     assert len(history) == 3
     assert 2 * size < history.bytes <= 3 * size + size // 2
 
 
 def test_nothing_is_kept_with_limit_0_or_without_a_tenant() -> None:
     history = make_history(0)
-    history.end(make_log("a"), 200)
+    history.end_call(make_context("a"), 200)
     assert len(history) == 0
     history = make_history(2)
-    history.end(make_log("a", None), 401)
+    history.end_call(make_context("a", None), 401)
     assert len(history) == 0
 
 
@@ -331,7 +332,7 @@ async def test_a_bug_in_the_explanations_does_not_fail_the_answer(
         raise TypeError("our bug")
 
     async with running(decode) as client:
-        monkeypatch.setattr(client.router.api.generation.observers.explanations, "end", broken)
+        monkeypatch.setattr(client.router.api.generation.observers.explanations, "end_call", broken)
         status, body, request_id = await complete(client)
     assert (status, body["choices"][0]["text"]) == (200, REPLY)
     (line,) = [
@@ -343,5 +344,5 @@ async def test_a_bug_in_the_explanations_does_not_fail_the_answer(
 
 
 def test_numpy_numbers_are_encoded_as_json_numbers() -> None:
-    decoded = json.loads(encoded({"cost": np.float64(1.5), "tokens": np.int64(3)}))
+    decoded = json.loads(encode_explanation({"cost": np.float64(1.5), "tokens": np.int64(3)}))
     assert decoded == {"cost": 1.5, "tokens": 3}

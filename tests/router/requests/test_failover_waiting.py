@@ -131,7 +131,7 @@ async def test_a_new_request_waits_for_a_lost_node_to_come_back(
         (request,) = client.router.dispatcher.in_flight.values()
         await until(lambda: request.record.waits_for)
         line = "prefill=- decode=- reason=waiting: no node is ready (nodes: 1 lost)"
-        assert request.line() == line
+        assert request.placement_line() == line
         await decode.restart("epoch-2")
         assert text(await answer) == REPLY
 
