@@ -31,8 +31,8 @@ from baton_protocol.store import NodeLoad, Role, Speeds
 from baton_router.nodes.pool_view import PoolView
 from baton_router.nodes.prefix_index import ENTRY_BYTES, SCRUB_AT, ChunkIndex
 from baton_router.placement.policy import Policy
-from baton_router.requests.dispatcher import Placer
 from baton_router.requests.in_flight import InFlightRequest
+from baton_router.requests.placer import Placer
 from baton_router.requests.tokenize import _chunk_names
 from benchmarks.support.figures import Verdict, at_most, exit_code, machine, percentile, spread
 from benchmarks.support.router.placement_pool import in_flight, kind, layout, no_store, report

@@ -25,9 +25,10 @@ from hashlib import blake2b
 from baton_protocol.ids import BlockHash, NodeId
 from baton_protocol.store import NodeLoad, Role
 from baton_router.nodes.pool_view import PoolView
-from baton_router.placement.policy import Placement, Policy
-from baton_router.requests.dispatcher import Placer
-from baton_router.requests.state import PlacementBasis
+from baton_router.placement.placement import Placement
+from baton_router.placement.policy import Policy
+from baton_router.requests.attempt import PlacementBasis
+from baton_router.requests.placer import Placer
 from baton_router.settings import RANKINGS, Ranking
 from benchmarks.support.figures import Verdict, exit_code, percentile
 from benchmarks.support.router.placement_pool import in_flight, kind, no_store, report

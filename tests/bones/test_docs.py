@@ -27,8 +27,8 @@ from baton_engine.config.model_config import compute_dtype
 from baton_operator.autoscaling.planner.reasons import REASONS
 from baton_operator.metrics import Metrics
 from baton_protocol import errors
-from baton_router.placement.policy import Reason
-from baton_router.requests.state import Cause
+from baton_router.placement.placement import Reason
+from baton_router.requests.attempt import Cause
 from baton_text.parsers.registry import TOOL_PARSERS
 from tests.support.clients.http import exchange, text_of
 from tests.support.pools.baton_up import Pool

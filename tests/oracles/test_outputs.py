@@ -20,7 +20,7 @@ from baton_protocol.errors import ErrorRecord
 from baton_protocol.ids import RequestId
 from baton_protocol.link import Delta, Deltas, RequestStats, RunJob
 from baton_router.errors import RequestFailed
-from baton_router.requests.in_flight import OutputQueue
+from baton_router.requests.output_queue import OutputQueue
 from baton_router.server.router import Router
 from baton_router.settings import RouterSettings
 from baton_text.artifacts import TOKENIZER, byte_artifacts

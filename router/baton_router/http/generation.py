@@ -26,11 +26,14 @@ from baton_protocol.errors import (
     InvalidRequest,
     Unavailable,
 )
-from baton_router.admission.admission import Admission, ColdStart
-from baton_router.admission.tenant_limits import BudgetBooking
+from baton_router.admission.admission import Admission
+from baton_router.admission.budgets import BudgetBooking
+from baton_router.admission.cold_start import ColdStart
 from baton_router.errors import RequestFailed
 from baton_router.http.connections import POLICY_HEADER, Body, BodyLimits
-from baton_router.http.response import Answer, EventStream, SlowClientGuard, Stopwatch
+from baton_router.http.event_stream import EventStream
+from baton_router.http.response import Answer, SlowClientGuard
+from baton_router.http.stopwatch import Stopwatch
 from baton_router.metrics.router_metrics import RouterMetrics
 from baton_router.nodes.fleet import Fleet
 from baton_router.observability.explanation import ExplanationHistory
@@ -42,7 +45,9 @@ from baton_router.openai.completions import CompletionCall
 from baton_router.openai.endpoint import Call, Shape
 from baton_router.requests.context import RequestContext
 from baton_router.requests.dispatcher import Dispatcher
-from baton_router.requests.in_flight import InFlightRequest, OutputQueue, Prepared
+from baton_router.requests.in_flight import InFlightRequest
+from baton_router.requests.output_queue import OutputQueue
+from baton_router.requests.prepared import Prepared
 from baton_router.requests.tokenize import prepare
 from baton_router.settings import RANKINGS, Ranking, RouterSettings
 

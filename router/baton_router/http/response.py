@@ -16,102 +16,17 @@ from aiohttp import web
 
 from baton_protocol.errors import ErrorRecord, SlowClient
 from baton_protocol.link import Delta
-from baton_router.metrics.router_metrics import RouterMetrics
-from baton_router.openai.answers import (
-    DONE,
-    CompletionTokensDetails,
-    ErrorAnswer,
-    Usage,
-    event,
-)
+from baton_router.http.event_stream import WAITING, EventStream
+from baton_router.http.stopwatch import Stopwatch
+from baton_router.openai.answers import DONE, CompletionTokensDetails, Usage
 from baton_router.openai.endpoint import Call, ChoiceOutput, Shape
 from baton_router.requests.context import RequestContext
-from baton_router.requests.in_flight import Batch, OutputQueue
+from baton_router.requests.output_queue import Batch, OutputQueue
 from baton_router.requests.tokenize import LONG_PROMPT
 
-STREAM_HEADERS = {
-    "Content-Type": "text/event-stream; charset=utf-8",
-    "Cache-Control": "no-cache",
-    "X-Accel-Buffering": "no",  # tell proxies not to buffer tokens
-}
 # Limit beyond what kernel and transport buffer (some MB). An unread token takes about 0.3 kB.
 UNREAD_TOKENS = 4096
 UNREAD_PER_CHOICE = 64  # all choices of a call produce tokens at once
-WAITING = b": waiting\n\n"  # an SSE comment, which clients ignore
-
-
-class _Stream(web.StreamResponse):
-    """Sends the headers and the first event in one write."""
-
-    _send_headers_immediately = False
-
-
-class EventStream:
-    """Writes one call's server-sent events to its client.
-
-    In: the bytes of events. Out: an HTTP response that starts with the first event. An error before
-    that is an HTTP status; an error after it is an event. After a timeout without tokens the caller
-    sends WAITING, because clients and proxies close silent connections.
-    """
-
-    def __init__(self, request: web.Request, keepalive_s: float) -> None:
-        self.keepalive_s = keepalive_s
-        self._request = request
-        self._response: web.StreamResponse | None = None
-        self._chunked = False
-
-    @property
-    def begun(self) -> bool:
-        return self._response is not None
-
-    async def write(self, data: bytes) -> None:
-        """Write an event. Empty data only starts the response."""
-        response = self._response or await self._begin()
-        await response.write(data)
-
-    async def keep_alive(self) -> None:
-        await self.write(WAITING)
-
-    @property
-    def flows(self) -> bool:
-        """True if the stream has begun and the system has taken all data: push() may be used.
-        Otherwise use write(), which waits for the client."""
-        transport = self._request.transport
-        return (
-            self._chunked
-            and transport is not None
-            and not transport.is_closing()
-            and not transport.get_write_buffer_size()
-        )
-
-    def push(self, data: bytes) -> None:
-        """Write at once; only while `flows` is True."""
-        assert self._request.transport is not None
-        if data:  # an empty chunk would end the stream
-            self._request.transport.write(b"%x\r\n%b\r\n" % (len(data), data))
-
-    async def fail(self, error: ErrorRecord) -> web.StreamResponse:
-        """Write the error as the last event, without a [DONE]."""
-        await self.write(event(ErrorAnswer.of(error)))
-        return await self.end()
-
-    async def end(self, data: bytes = b"") -> web.StreamResponse:
-        """Write `data` and the end of the stream in one write."""
-        response = self._response or await self._begin()
-        await response.write_eof(data)
-        return response
-
-    def abort(self) -> None:
-        """Close the connection and drop what the client has not read."""
-        if self._request.transport is not None:
-            self._request.transport.abort()
-
-    async def _begin(self) -> web.StreamResponse:
-        response = _Stream(headers=STREAM_HEADERS)
-        await response.prepare(self._request)
-        self._response = response
-        self._chunked = response.headers.get("Transfer-Encoding") == "chunked"
-        return response
 
 
 class SlowClientGuard:
@@ -157,40 +72,6 @@ class SlowClientGuard:
         """The handler has finished: cancel the cut."""
         if self._cut is not None:
             self._cut.cancel()
-
-
-class Stopwatch:
-    """Latencies of one call by the clock of its context. To the client, a request that is
-    placed again stays one request: it has one first token, and the pause is a gap between tokens.
-    """
-
-    def __init__(
-        self, metrics: RouterMetrics, clock: Callable[[], float], context: RequestContext
-    ) -> None:
-        self._metrics = metrics
-        self._clock = clock
-        self._context = context
-        self._last: dict[tuple[int, int], float] = {}
-
-    def record(self, batch: Batch) -> None:
-        now, last, tokens = self._clock(), self._last, 0
-        observe_gap = self._metrics.itl.observe
-        for slot, delta in batch:
-            if not delta.ids:
-                continue
-            tokens += len(delta.ids)
-            key = (slot, delta.choice)
-            previous = last.get(key)
-            if previous is not None:
-                observe_gap(now - previous)
-            elif self._context.ttft_s is None:
-                self._context.ttft_s = ttft_s = now - self._context.started
-                self._metrics.ttft.observe(ttft_s)
-            last[key] = now
-        self._metrics.delivered(tokens)
-
-    def ended(self) -> None:
-        self._metrics.e2e.observe(self._clock() - self._context.started)
 
 
 class Answer:

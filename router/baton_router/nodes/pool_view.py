@@ -18,7 +18,7 @@ from baton_protocol.ids import BlockHash, NodeId, RequestId
 from baton_protocol.link import CacheEvents, Load
 from baton_protocol.store import ROLES, DataInstance, Kind, NodeLoad, NodeReport, Role, kind_of
 from baton_router.nodes.prefix_index import ChunkIndex, Lengths
-from baton_router.placement.policy import SPEEDS, Ints, NodeGroup, only
+from baton_router.placement.costs import SPEEDS, Ints, NodeGroup, only
 
 LOADS = ("queued_tokens", "sequences", "requests")
 FIRST_ROWS = 16

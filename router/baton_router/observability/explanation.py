@@ -18,9 +18,9 @@ from baton_protocol.errors import NotFound
 from baton_protocol.ids import NodeId
 from baton_protocol.link import RequestStats
 from baton_router.auth import Tenant
+from baton_router.requests.attempt import Attempt, Wait
 from baton_router.requests.context import RequestContext
 from baton_router.requests.in_flight import InFlightRequest
-from baton_router.requests.state import Attempt, Wait
 
 Json = dict[str, Any]
 

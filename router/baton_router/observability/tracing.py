@@ -9,9 +9,9 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 
 from baton_protocol.traces import Attribute, Place, Sink, Span, begin, below
+from baton_router.requests.attempt import Attempt
 from baton_router.requests.context import RequestContext
 from baton_router.requests.in_flight import InFlightRequest
-from baton_router.requests.state import Attempt
 
 OPERATIONS = {"chat": "chat", "completions": "text_completion"}
 

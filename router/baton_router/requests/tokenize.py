@@ -34,7 +34,7 @@ from baton_router.openai.endpoint import (
     complete,
 )
 from baton_router.openai.structured_output import RequestedGrammar
-from baton_router.requests.in_flight import Prepared
+from baton_router.requests.prepared import Prepared
 from baton_router.settings import Ranking
 from baton_text.grammar import GrammarError
 from baton_text.tokenizer import LONG_TEXT, MOST_AT_ONCE, TextTooLong, Tokenizer

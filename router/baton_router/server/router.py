@@ -31,8 +31,10 @@ from baton_protocol.errors import Unavailable
 from baton_protocol.link import is_loopback, link_headers
 from baton_protocol.store import RouterReport
 from baton_protocol.traces import Sink
-from baton_router.admission.admission import Admission, ColdStart
-from baton_router.admission.tenant_limits import Budgets, Limits, read_limits
+from baton_router.admission.admission import Admission
+from baton_router.admission.budgets import TenantBudgets
+from baton_router.admission.cold_start import ColdStart
+from baton_router.admission.tenant_limits import LimitsByTenant, read_limits
 from baton_router.auth import Tenants
 from baton_router.errors import ListenError, StartError
 from baton_router.http.app import ROUTER_DIGITS, Api, build_app
@@ -50,8 +52,9 @@ from baton_router.nodes.prefix_index import Markers
 from baton_router.observability.explanation import ExplanationHistory
 from baton_router.observability.tracing import Tracing
 from baton_router.placement.policy import Policy
-from baton_router.requests.dispatcher import Dispatcher, Placer
+from baton_router.requests.dispatcher import Dispatcher
 from baton_router.requests.in_flight import count_held
+from baton_router.requests.placer import Placer
 from baton_router.server.peers import Peers, gathering
 from baton_router.server.reload import FileReloader
 from baton_router.server.workers import FIRST_WORKER
@@ -157,7 +160,7 @@ class Router:
             self._index, timeout_s=settings.lookup_timeout_ms / 1000, clock=clock
         )
 
-    def _make_api(self, tenants: Tenants, limits: Limits) -> None:
+    def _make_api(self, tenants: Tenants, limits: LimitsByTenant) -> None:
         """Make the stages that a call passes, on top of the pool."""
         settings, clock = self.settings, self._clock
         name = f"{socket.gethostname()}-{secrets.token_hex(ROUTER_DIGITS // 2)}"
@@ -181,7 +184,7 @@ class Router:
         )
         admission_metrics = AdmissionMetrics(metrics.registry)
         self.admission = Admission(
-            settings, self.view, Budgets(self._budgets, clock), admission_metrics, clock
+            settings, self.view, TenantBudgets(self._budgets, clock), admission_metrics, clock
         )
         self.admission.use(tenants, limits)
         observers = Observers(
@@ -361,7 +364,7 @@ class Router:
         return writing or self.api.generation.answering > 0
 
 
-def _tenants(settings: RouterSettings) -> tuple[Tenants, Limits]:
+def _tenants(settings: RouterSettings) -> tuple[Tenants, LimitsByTenant]:
     tenants, limits = Tenants.of_settings(settings), read_limits(settings.tenants)
     for name in sorted(limits.names - tenants.names):
         logger.warning("--tenants %s names %r, which has no API key", settings.tenants, name)

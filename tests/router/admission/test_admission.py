@@ -13,7 +13,7 @@ import pytest
 
 from baton_protocol.link import PrefillJob, RunJob
 from baton_protocol.store import Speeds
-from baton_router.admission.admission import AdmittedLoad
+from baton_router.admission.capacity import AdmittedLoad
 from baton_text.tokenizer import LONG_TEXT, Tokenizer
 from tests.support.nodes.fake_node import FakeNode
 from tests.support.waiting import WAIT_S, until, until_is

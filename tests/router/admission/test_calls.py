@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from baton_protocol.link import Delta, Deltas, RunJob
-from baton_router.admission.admission import AdmittedLoad
+from baton_router.admission.capacity import AdmittedLoad
 from tests.support.nodes.fake_node import FakeNode
 from tests.support.waiting import until, until_is
 

@@ -16,8 +16,10 @@ import pytest
 from baton_protocol.ids import BlockHash, Epoch, Fingerprint, NodeId, RequestId
 from baton_protocol.link import CacheEvents, Load
 from baton_protocol.store import NodeLoad, Role, Speeds
-from baton_router.admission.fair_queue import FairQueue, UsageShares, Waiter
-from baton_router.admission.tenant_limits import OwnBuckets, TenantLimits, draws_of
+from baton_router.admission.budgets import OwnBuckets, draws_of
+from baton_router.admission.fair_queue import FairQueue, Waiter
+from baton_router.admission.tenant_limits import TenantLimits
+from baton_router.admission.usage_shares import UsageShares
 from baton_router.nodes.kv_events import KVEventListener
 from baton_router.nodes.pool_view import PoolView
 from baton_router.server.router import Router

@@ -13,7 +13,7 @@ import pytest
 from baton_protocol.errors import ErrorRecord
 from baton_protocol.ids import RequestId
 from baton_protocol.link import Abort, Delta
-from baton_router.requests.in_flight import OutputQueue
+from baton_router.requests.output_queue import OutputQueue
 from tests.support.clients.raw_http import JSON_TYPE, raw_request
 from tests.support.nodes.fake_node import FakeNode, Script
 from tests.support.waiting import until, until_is

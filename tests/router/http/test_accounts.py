@@ -11,7 +11,7 @@ import pytest
 
 from baton_protocol.ids import RequestId
 from baton_protocol.link import Delta, RequestStats, RunJob
-from baton_router.http.response import Stopwatch
+from baton_router.http.stopwatch import Stopwatch
 from baton_router.metrics.router_metrics import Demand, RouterMetrics
 from baton_router.nodes.pool_view import PoolView
 from baton_router.requests.context import RequestContext

@@ -34,7 +34,9 @@ from baton_router.http.pool_status import pool_json
 from baton_router.metrics.router_metrics import Demand, RouterMetrics
 from baton_router.nodes.model_artifacts import FetchError
 from baton_router.nodes.pool_view import PoolView
-from baton_router.placement.policy import Placement, Policy, RequestFacts, place
+from baton_router.placement.costs import RequestFacts
+from baton_router.placement.placement import Placement
+from baton_router.placement.policy import Policy, place
 from tests.support.nodes.fake_node import LAYOUT, SPEEDS, FakeNode, make_report
 from tests.support.pools.failing_pool import (
     REPLY,

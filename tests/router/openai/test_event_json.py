@@ -13,7 +13,7 @@ from baton_protocol.errors import Unavailable
 from baton_protocol.ids import RequestId
 from baton_protocol.link import Delta, FinishReason
 from baton_router.errors import RequestFailed
-from baton_router.requests.in_flight import Batch, OutputQueue
+from baton_router.requests.output_queue import Batch, OutputQueue
 from tests.support.clients.raw_http import JSON_TYPE, raw_request
 from tests.support.nodes.fake_node import FakeNode
 

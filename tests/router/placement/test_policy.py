@@ -14,19 +14,15 @@ from hypothesis import strategies as st
 
 from baton_protocol.ids import NodeId
 from baton_protocol.store import Role, Speeds
-from baton_router.placement.policy import (
+from baton_router.placement.costs import (
     FALLBACK,
-    PAIRED,
-    TIE_MS,
-    TIE_SHARE,
-    Missing,
     NodeCosts,
     PairCosts,
-    Placement,
-    Policy,
     RequestFacts,
     with_fallbacks,
 )
+from baton_router.placement.placement import Missing, Placement
+from baton_router.placement.policy import PAIRED, TIE_MS, TIE_SHARE, Policy
 from tests.support.nodes.candidates import Candidate, candidates_of, group_of, place_among
 
 CHUNK = 16

@@ -10,7 +10,9 @@ from typing import Any
 import pytest
 
 from baton_protocol.ids import NodeId
-from baton_router.placement.policy import CONSIDERED_SHOWN, PAIRED, Placement, Policy, RequestFacts
+from baton_router.placement.costs import RequestFacts
+from baton_router.placement.placement import Placement
+from baton_router.placement.policy import CONSIDERED_SHOWN, PAIRED, Policy
 from baton_router.settings import RANKINGS
 from tests.support.nodes.candidates import Candidate, place_among
 

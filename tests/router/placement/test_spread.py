@@ -13,8 +13,9 @@ from baton_protocol.ids import BlockHash, Epoch, NodeId, RequestId
 from baton_protocol.link import CacheEvents, Load
 from baton_protocol.store import NodeLoad, Role, Speeds
 from baton_router.nodes.pool_view import PoolView
-from baton_router.placement.policy import TIE_MS, TIE_SHARE, Placement, Policy
-from baton_router.requests.dispatcher import Placer
+from baton_router.placement.placement import Placement
+from baton_router.placement.policy import TIE_MS, TIE_SHARE, Policy
+from baton_router.requests.placer import Placer
 from benchmarks.support.router.placement_pool import in_flight, kind, layout, no_store, report
 
 SHAPE = layout(8)

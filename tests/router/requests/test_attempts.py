@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from baton_protocol.ids import Epoch, NodeId
-from baton_router.placement.policy import Considered, Placement, PredictionError
-from baton_router.requests.state import Attempt, FirstTokenTimes
+from baton_router.placement.placement import Considered, Placement, PredictionError
+from baton_router.requests.attempt import Attempt, FirstTokenTimes
 from tests.support.pools.placements import BASIS, placement_on
 
 DECODE, PREFILL = NodeId("decode-0"), NodeId("prefill-0")

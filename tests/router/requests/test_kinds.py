@@ -16,7 +16,7 @@ from baton_router.auth import Tenant
 from baton_router.nodes.pool_view import NodeView, PoolView
 from baton_router.openai.chat import ChatCall
 from baton_router.openai.completions import CompletionCall
-from baton_router.requests.in_flight import Prepared
+from baton_router.requests.prepared import Prepared
 from baton_router.requests.tokenize import fits, for_kind, prepare
 from baton_text.artifacts import byte_artifacts
 from tests.support.nodes.fake_node import LAYOUT, VOCAB, FakeNode, make_report

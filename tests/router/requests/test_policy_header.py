@@ -6,7 +6,8 @@ from typing import Any
 
 import pytest
 
-from baton_router.requests.dispatcher import Dispatcher, InFlightRequest
+from baton_router.requests.dispatcher import Dispatcher
+from baton_router.requests.in_flight import InFlightRequest
 from tests.support.nodes.fake_node import FakeNode
 
 pytestmark = pytest.mark.integration
