@@ -153,14 +153,14 @@ async def test_the_reader_gets_all_queued_items_at_once_O_OUT_3() -> None:
     queue = OutputQueue(1)
     queue.put(0, piece(0, "a"))
     queue.put(0, piece(1, "b"))
-    assert text_of(await queue.next()) == "ab"
+    assert text_of(await queue.next_batch()) == "ab"
     queue.end()
-    assert await queue.next() == []
+    assert await queue.next_batch() == []
 
 
 async def test_the_reader_of_an_empty_queue_waits_for_a_put_O_OUT_3c() -> None:
     queue = OutputQueue(1)
-    reading = asyncio.create_task(queue.next())
+    reading = asyncio.create_task(queue.next_batch())
     for _ in range(5):
         await asyncio.sleep(0)
     assert not reading.done()
@@ -171,7 +171,7 @@ async def test_the_reader_of_an_empty_queue_waits_for_a_put_O_OUT_3c() -> None:
 
 async def test_an_error_wakes_the_reader_O_OUT_3d() -> None:
     queue = OutputQueue(1)
-    reading = asyncio.create_task(queue.next())
+    reading = asyncio.create_task(queue.next_batch())
     await asyncio.sleep(0)
     queue.fail(ErrorRecord("gone", "engine_error"))
     async with asyncio.timeout(WAIT_S):
@@ -183,9 +183,9 @@ async def test_items_queued_before_an_error_are_read_before_it_O_OUT_3d() -> Non
     queue = OutputQueue(1)
     queue.put(0, piece(0, "a"))
     queue.fail(ErrorRecord("gone", "engine_error"))
-    assert text_of(await queue.next()) == "a"
+    assert text_of(await queue.next_batch()) == "a"
     with pytest.raises(RequestFailed):
-        await queue.next()
+        await queue.next_batch()
 
 
 def test_logprobs_have_the_expected_ranks_O_OUT_4() -> None:

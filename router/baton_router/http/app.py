@@ -33,10 +33,8 @@ from baton_router.http.connections import (
     PLACEMENT_HEADER,
 )
 from baton_router.http.drain import DrainRoutes
-from baton_router.http.generation import (
-    CONTEXT,
-    GenerationRoutes,
-)
+from baton_router.http.generation import GenerationRoutes
+from baton_router.http.observers import CONTEXT
 from baton_router.http.openapi import document
 from baton_router.http.pool_routes import PoolRoutes
 from baton_router.openai.answers import ErrorAnswer

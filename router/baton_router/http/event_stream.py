@@ -39,18 +39,18 @@ class EventStream:
     def begun(self) -> bool:
         return self._response is not None
 
-    async def write(self, data: bytes) -> None:
+    async def write_event(self, data: bytes) -> None:
         """Write an event. Empty data only starts the response."""
         response = self._response or await self._begin()
         await response.write(data)
 
     async def keep_alive(self) -> None:
-        await self.write(WAITING)
+        await self.write_event(WAITING)
 
     @property
     def flows(self) -> bool:
-        """True if the stream has begun and the system has taken all data: push() may be used.
-        Otherwise use write(), which waits for the client."""
+        """True if the stream has begun and the system has taken all data: push_event() may be used.
+        Otherwise use write_event(), which waits for the client."""
         transport = self._request.transport
         return (
             self._chunked
@@ -59,24 +59,24 @@ class EventStream:
             and not transport.get_write_buffer_size()
         )
 
-    def push(self, data: bytes) -> None:
+    def push_event(self, data: bytes) -> None:
         """Write at once; only while `flows` is True."""
         assert self._request.transport is not None
         if data:  # an empty chunk would end the stream
             self._request.transport.write(b"%x\r\n%b\r\n" % (len(data), data))
 
-    async def fail(self, error: ErrorRecord) -> web.StreamResponse:
+    async def end_with_error(self, error: ErrorRecord) -> web.StreamResponse:
         """Write the error as the last event, without a [DONE]."""
-        await self.write(event(ErrorAnswer.of(error)))
-        return await self.end()
+        await self.write_event(event(ErrorAnswer.of(error)))
+        return await self.end_stream()
 
-    async def end(self, data: bytes = b"") -> web.StreamResponse:
+    async def end_stream(self, data: bytes = b"") -> web.StreamResponse:
         """Write `data` and the end of the stream in one write."""
         response = self._response or await self._begin()
         await response.write_eof(data)
         return response
 
-    def abort(self) -> None:
+    def abort_connection(self) -> None:
         """Close the connection and drop what the client has not read."""
         if self._request.transport is not None:
             self._request.transport.abort()

@@ -15,7 +15,9 @@ from typing import Any
 import msgspec
 from aiohttp import web
 
-from baton_router.http.generation import CONTEXT, JSON_TYPE, GenerationRoutes, Observers
+from baton_router.http.answer import JSON_TYPE
+from baton_router.http.generation import GenerationRoutes
+from baton_router.http.observers import CONTEXT, Observers
 from baton_router.http.pool_status import pool_json
 from baton_router.http.readiness import Health, Readiness, all_nodes_readiness, not_ready, wants_all
 from baton_router.nodes.fleet import Fleet

@@ -26,7 +26,7 @@ class Stopwatch:
         self._context = context
         self._last: dict[tuple[int, int], float] = {}
 
-    def record(self, batch: Batch) -> None:
+    def record_batch(self, batch: Batch) -> None:
         now, last, tokens = self._clock(), self._last, 0
         observe_gap = self._metrics.itl.observe
         for slot, delta in batch:
@@ -43,5 +43,5 @@ class Stopwatch:
             last[key] = now
         self._metrics.delivered(tokens)
 
-    def ended(self) -> None:
+    def record_end(self) -> None:
         self._metrics.e2e.observe(self._clock() - self._context.started)

@@ -70,7 +70,7 @@ class OutputQueue:
         """True if all requests ended without an error and the reader took everything."""
         return self.open <= 0 and not self._items and self._error is None
 
-    async def next(self, patience_s: float | None = None) -> Batch:
+    async def next_batch(self, patience_s: float | None = None) -> Batch:
         """Wait for deltas. An empty batch means that all requests have ended.
 
         Raise RequestFailed on an error, and TimeoutError if nothing arrives for `patience_s`
@@ -85,7 +85,7 @@ class OutputQueue:
         batch, self._items, self._unread = self._items, [], 0
         return batch
 
-    def close(self) -> None:
+    def cancel_timers(self) -> None:
         """Cancel the timers once nobody reads the queue."""
         for handle in (self._timer, self._pouring):
             if handle is not None:

@@ -39,7 +39,8 @@ from baton_router.auth import Tenants
 from baton_router.errors import ListenError, StartError
 from baton_router.http.app import ROUTER_DIGITS, Api, build_app
 from baton_router.http.connections import BodyLimits, ConnectionSettings, HttpServer, settle_memory
-from baton_router.http.generation import GenerationRoutes, Intake, Observers
+from baton_router.http.generation import GenerationRoutes, Intake
+from baton_router.http.observers import Observers
 from baton_router.http.pool_routes import PoolRoutes
 from baton_router.metrics.load_report import LoadReporter
 from baton_router.metrics.router_metrics import AdmissionMetrics, Demand, RouterMetrics

@@ -101,7 +101,7 @@ async def test_an_output_queue_that_is_read_never_overflows() -> None:
     output = OutputQueue(1, max_unread=2, overflow=lambda: overflows.append(1))
     for offset in range(30):
         output.put(0, Delta(RequestId("r"), 1, 0, offset, ids=(7, 8)))
-        assert len(await output.next()) == 1
+        assert len(await output.next_batch()) == 1
     output.fail(ErrorRecord("", ""))
     assert overflows == []
 

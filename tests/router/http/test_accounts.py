@@ -174,8 +174,8 @@ def observed(deltas: Iterable[tuple[float, tuple[int, ...]]]) -> dict[str, tuple
     watch = Stopwatch(metrics, lambda: now, RequestContext("r", 0.0))
     for at, ids in deltas:
         now = at
-        watch.record([(0, Delta(RequestId("r"), 1, 0, 0, ids=ids))])
-    watch.ended()
+        watch.record_batch([(0, Delta(RequestId("r"), 1, 0, 0, ids=ids))])
+    watch.record_end()
     names = ("time_to_first_token", "inter_token_latency", "e2e_request_latency")
     value = metrics.registry.get_sample_value
     return {

@@ -53,14 +53,14 @@ async def test_an_output_queue_is_over_when_all_requests_ended_and_all_deltas_ar
     output = OutputQueue(2)
     output.put(0, delta("a"))
     output.end()
-    await output.next()
+    await output.next_batch()
     assert not output.over  # the second request continues
     output.put(1, delta("b"))
     output.end()
     assert not output.over  # its delta was not taken
-    await output.next()
+    await output.next_batch()
     assert output.over
-    assert await output.next() == []
+    assert await output.next_batch() == []
 
 
 async def test_a_failed_output_queue_is_not_over_but_raises() -> None:
@@ -69,7 +69,7 @@ async def test_a_failed_output_queue_is_not_over_but_raises() -> None:
     output.end()
     assert not output.over
     with pytest.raises(RequestFailed):
-        await output.next()
+        await output.next_batch()
 
 
 class PourTarget:
@@ -87,7 +87,7 @@ class PourTarget:
 
 
 async def read(output: OutputQueue, patience_s: float | None = None) -> list[str]:
-    return [delta.text for _, delta in await output.next(patience_s)]
+    return [delta.text for _, delta in await output.next_batch(patience_s)]
 
 
 async def test_deltas_are_poured_while_the_reader_waits_and_the_end_wakes_it() -> None:
@@ -144,7 +144,7 @@ async def test_the_reader_gets_earlier_deltas_before_an_error() -> None:
     output.fail(Unavailable("gone").record())
     assert await reader == ["a"]
     with pytest.raises(RequestFailed):
-        await output.next()
+        await output.next_batch()
     assert pour.got == []
 
 
@@ -161,7 +161,7 @@ async def test_a_poured_batch_restarts_the_reader_s_timeout() -> None:
     assert pour.got == ["a"]
     output.put(0, delta("b"))
     assert await read(output, 0.2) == ["b"]
-    output.close()
+    output.cancel_timers()
 
 
 @pytest.mark.integration
