@@ -30,7 +30,7 @@ from baton_protocol.link import CacheEvents, to_router_codec
 from baton_protocol.store import NodeLoad, Role, Speeds
 from baton_router.nodes.pool_view import PoolView
 from baton_router.nodes.prefix_index import ENTRY_BYTES, SCRUB_AT, ChunkIndex
-from baton_router.placement.policy import Policy
+from baton_router.placement.policy import PlacementPolicy
 from baton_router.requests.in_flight import InFlightRequest
 from baton_router.requests.placer import Placer
 from baton_router.requests.tokenize import _chunk_names
@@ -112,7 +112,7 @@ def finding(chunk_blocks: int, options: argparse.Namespace) -> Verdict:
     rng = random.Random(7)
     view = a_view(chunk_blocks, options.chunks, rng)
     asked = conversations(view, chunk_blocks, options.prompts, rng)
-    places = Placer(view, no_store(), Policy(), rng)
+    places = Placer(view, no_store(), PlacementPolicy(), rng)
     own: list[list[float]] = []
     wall: list[list[float]] = []
     for turn in range(options.passes + 1):

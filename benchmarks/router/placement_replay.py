@@ -26,7 +26,7 @@ from baton_protocol.ids import BlockHash, NodeId
 from baton_protocol.store import NodeLoad, Role
 from baton_router.nodes.pool_view import PoolView
 from baton_router.placement.placement import Placement
-from baton_router.placement.policy import Policy
+from baton_router.placement.policy import PlacementPolicy
 from baton_router.requests.attempt import PlacementBasis
 from baton_router.requests.placer import Placer
 from baton_router.settings import RANKINGS, Ranking
@@ -97,7 +97,9 @@ class Replay:
         self._time = Timeline()
         self._view = PoolView(lambda: self._time.now, 1_000_000)
         self._store = Chunks(STORE_CHUNKS)
-        self._places = Placer(self._view, no_store(), Policy(ranking=ranking), random.Random(1))
+        self._places = Placer(
+            self._view, no_store(), PlacementPolicy(ranking=ranking), random.Random(1)
+        )
         self._nodes: dict[NodeId, Node] = {}
         self._began: dict[str, float] = {}
         self.jobs: list[Job] = []

@@ -93,7 +93,7 @@ class NodeCosts:
     """Predicted costs of one request on each node of a group, in milliseconds.
 
     In: the request's facts, and one array per figure of the group. Speeds must be above 0 (see
-    with_fallbacks). Out: arrays of costs until the request decodes, including the slowdown of the
+    fill_speeds). Out: arrays of costs until the request decodes, including the slowdown of the
     sequences that already decode there. This class chooses nothing.
 
     fetchable         chunks that the store holds and the node does not; gaps are computed
@@ -112,7 +112,7 @@ class NodeCosts:
     def __init__(self, facts: RequestFacts, group: NodeGroup) -> None:
         self.facts, self.group = facts, group
         self._token_ms = token_ms = 1000 / group.prefill_tokens_per_s
-        self.fetchable = _beyond(facts.stored_before, group)
+        self.fetchable = _stored_beyond(facts.stored_before, group)
         self.store_ms, self.store_compute_ms = self._fetch_or_compute_ms(token_ms)
         fetched = self.store_ms < self.store_compute_ms
         covered_chunks = group.cached_chunks + np.where(fetched, self.fetchable, 0)
@@ -186,7 +186,7 @@ class PairCosts:
         self._waits = np.maximum(decodes.queue_ms[decode_indices] - arrived, 0.0)
         self.split_ms: Floats = arrived + self._waits + decodes.join_ms[decode_indices]
 
-    def ends(self, pair: int) -> tuple[int, int]:
+    def split_pair(self, pair: int) -> tuple[int, int]:
         """The prefill and the decode node of a flat index into split_ms."""
         row, column = divmod(pair, len(self._decode_indices))
         return int(self._prefill_indices[row]), int(self._decode_indices[column])
@@ -205,7 +205,7 @@ class PairCosts:
         )
 
 
-def _beyond(stored_before: Ints, group: NodeGroup) -> Ints:
+def _stored_beyond(stored_before: Ints, group: NodeGroup) -> Ints:
     """Stored chunks after each node's cached ones; 0 for nodes that cannot reach the store."""
     if not stored_before[-1]:
         return np.zeros(len(group), dtype=np.int64)
@@ -213,7 +213,7 @@ def _beyond(stored_before: Ints, group: NodeGroup) -> Ints:
     return beyond
 
 
-def with_fallbacks(groups: Sequence[NodeGroup]) -> list[NodeGroup]:
+def fill_speeds(groups: Sequence[NodeGroup]) -> list[NodeGroup]:
     """Replace unmeasured speeds by the median of the measured ones, else by FALLBACK's."""
     if all(group.measured for group in groups):
         return list(groups)
@@ -226,8 +226,10 @@ def with_fallbacks(groups: Sequence[NodeGroup]) -> list[NodeGroup]:
         typical = _typical_speed(name, np.concatenate(columns))
         for speeds, column in zip(filled, columns, strict=True):
             speeds[name] = np.where(column > 0, column, typical)
-    known = iter([replace(group, **speeds) for group, speeds in zip(nonempty, filled, strict=True)])
-    return [next(known) if len(group) else group for group in groups]
+    filled_groups = iter(
+        [replace(group, **speeds) for group, speeds in zip(nonempty, filled, strict=True)]
+    )
+    return [next(filled_groups) if len(group) else group for group in groups]
 
 
 def _typical_speed(name: str, values: Floats) -> float:
@@ -236,7 +238,7 @@ def _typical_speed(name: str, values: Floats) -> float:
     return float(np.median(measured)) if len(measured) else fallback
 
 
-def only(group: NodeGroup, chosen: Bools) -> NodeGroup:
+def select_nodes(group: NodeGroup, chosen: Bools) -> NodeGroup:
     """The nodes for which `chosen` is True."""
     arrays: dict[str, Any] = {
         field.name: getattr(group, field.name)[chosen]

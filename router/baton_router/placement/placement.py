@@ -11,7 +11,7 @@ from baton_router.settings import MissingRole
 
 Way = Literal["split", "whole"]
 
-Reason = Literal[
+PlacementReason = Literal[
     "split",
     "always",
     "never",
@@ -50,7 +50,7 @@ class Placement:
 
     decode: NodeId
     prefill: NodeId | None
-    reason: Reason
+    reason: PlacementReason
     explanation: str
     predicted_ms: float
     uncached: int

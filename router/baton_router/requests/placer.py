@@ -17,7 +17,7 @@ from baton_router.nodes.pool_view import PoolView
 from baton_router.nodes.prefix_index import Markers
 from baton_router.placement.costs import RequestFacts
 from baton_router.placement.placement import Missing, Placement
-from baton_router.placement.policy import Policy, place
+from baton_router.placement.policy import PlacementPolicy, place
 from baton_router.requests.in_flight import InFlightRequest
 
 Stored = Sequence[bool]
@@ -27,7 +27,7 @@ class Placer:
     """Places requests on the nodes of one view, by one policy."""
 
     def __init__(
-        self, view: PoolView, markers: Markers, policy: Policy, rng: random.Random
+        self, view: PoolView, markers: Markers, policy: PlacementPolicy, rng: random.Random
     ) -> None:
         self.view = view
         self._markers = markers
@@ -105,7 +105,7 @@ class Placer:
             f"version {STRUCTURED_SINCE}"
         )
 
-    def _policy_of(self, request: InFlightRequest) -> Policy:
+    def _policy_of(self, request: InFlightRequest) -> PlacementPolicy:
         policy, ranking = self.policy, request.prepared.ranking
         if request.record.attempt > 0:
             policy = replace(policy, missing_role="aggregate")

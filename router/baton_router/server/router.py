@@ -52,7 +52,7 @@ from baton_router.nodes.pool_view import PoolView
 from baton_router.nodes.prefix_index import Markers
 from baton_router.observability.explanation import ExplanationHistory
 from baton_router.observability.tracing import Tracing
-from baton_router.placement.policy import Policy
+from baton_router.placement.policy import PlacementPolicy
 from baton_router.requests.dispatcher import Dispatcher
 from baton_router.requests.in_flight import count_held
 from baton_router.requests.placer import Placer
@@ -372,8 +372,8 @@ def _tenants(settings: RouterSettings) -> tuple[Tenants, LimitsByTenant]:
     return tenants, limits
 
 
-def _policy(settings: RouterSettings) -> Policy:
-    return Policy(
+def _policy(settings: RouterSettings) -> PlacementPolicy:
+    return PlacementPolicy(
         handoff=settings.handoff,
         min_tokens=settings.handoff_min_tokens,
         slack_ms=settings.handoff_slack_ms,

@@ -36,7 +36,7 @@ from baton_router.nodes.model_artifacts import FetchError
 from baton_router.nodes.pool_view import PoolView
 from baton_router.placement.costs import RequestFacts
 from baton_router.placement.placement import Placement
-from baton_router.placement.policy import Policy, place
+from baton_router.placement.policy import PlacementPolicy, place
 from tests.support.nodes.fake_node import LAYOUT, SPEEDS, FakeNode, make_report
 from tests.support.pools.failing_pool import (
     REPLY,
@@ -350,7 +350,7 @@ def check_served(sent: list[dict[str, Any]]) -> None:
             )
             groups = view.groups([BlockHash(bytes([n]) * 16) for n in range(3)], kind)
             for handoff in ("auto", "always", "never"):
-                policy = Policy(handoff=handoff)
+                policy = PlacementPolicy(handoff=handoff)
                 placed = place(facts, groups["prefill"], groups["decode"], policy, random.Random(0))
                 assert isinstance(placed, Placement)
                 assert math.isfinite(placed.predicted_ms)

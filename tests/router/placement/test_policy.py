@@ -19,10 +19,10 @@ from baton_router.placement.costs import (
     NodeCosts,
     PairCosts,
     RequestFacts,
-    with_fallbacks,
+    fill_speeds,
 )
 from baton_router.placement.placement import Missing, Placement
-from baton_router.placement.policy import PAIRED, TIE_MS, TIE_SHARE, Policy
+from baton_router.placement.policy import PAIRED, TIE_MS, TIE_SHARE, PlacementPolicy
 from tests.support.nodes.candidates import Candidate, candidates_of, group_of, place_among
 
 CHUNK = 16
@@ -48,13 +48,13 @@ def prompt(tokens: int, stored: int = 0, **more: Any) -> RequestFacts:
 
 
 def chosen(facts: RequestFacts, nodes: list[Candidate], seed: int = 0, **policy: Any) -> Placement:
-    placement = place_among(facts, nodes, Policy(**policy), random.Random(seed))
+    placement = place_among(facts, nodes, PlacementPolicy(**policy), random.Random(seed))
     assert isinstance(placement, Placement)
     return placement
 
 
 def missing(facts: RequestFacts, nodes: list[Candidate], **policy: Any) -> Missing:
-    result = place_among(facts, nodes, Policy(**policy), random.Random(0))
+    result = place_among(facts, nodes, PlacementPolicy(**policy), random.Random(0))
     assert isinstance(result, Missing)
     return result
 
@@ -75,7 +75,7 @@ def pair_ms(facts: RequestFacts, prefill: Candidate, decode: Candidate) -> float
 
 def filled(nodes: list[Candidate]) -> list[Candidate]:
     """The nodes, with fallbacks in place of unmeasured speeds."""
-    [group] = with_fallbacks([group_of(nodes)])
+    [group] = fill_speeds([group_of(nodes)])
     candidates = candidates_of(group, "decode")
     return [replace(each, role=node.role) for each, node in zip(candidates, nodes, strict=True)]
 
@@ -197,7 +197,7 @@ def test_ties_spread_over_all_pairs() -> None:
     rng = random.Random(5)
     counts: Counter[tuple[str | None, str]] = Counter()
     for _ in range(800):
-        placement = place_among(prompt(512), [P0, P1, D0, D1], Policy(), rng)
+        placement = place_among(prompt(512), [P0, P1, D0, D1], PlacementPolicy(), rng)
         assert isinstance(placement, Placement)
         counts[(placement.prefill, placement.decode)] += 1
     assert len(counts) == 4
@@ -289,7 +289,7 @@ def test_unmeasured_speeds_are_the_median_of_the_measured_ones_or_the_fallback()
     fast = replace(D1, speeds=speeds_with(prefill_tokens_per_s=9000.0))
     assert [each.speeds for each in filled([unmeasured, fast])] == [fast.speeds, fast.speeds]
     faster = replace(P0, speeds=speeds_with(prefill_tokens_per_s=11000.0))
-    prefills, decodes = with_fallbacks([group_of([faster]), group_of([unmeasured, fast])])
+    prefills, decodes = fill_speeds([group_of([faster]), group_of([unmeasured, fast])])
     assert list(decodes.prefill_tokens_per_s) == [10000.0, 9000.0]
     assert list(prefills.prefill_tokens_per_s) == [11000.0]
 

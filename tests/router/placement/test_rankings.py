@@ -12,7 +12,7 @@ import pytest
 from baton_protocol.ids import NodeId
 from baton_router.placement.costs import RequestFacts
 from baton_router.placement.placement import Placement
-from baton_router.placement.policy import CONSIDERED_SHOWN, PAIRED, Policy
+from baton_router.placement.policy import CONSIDERED_SHOWN, PAIRED, PlacementPolicy
 from baton_router.settings import RANKINGS
 from tests.support.nodes.candidates import Candidate, place_among
 
@@ -32,7 +32,7 @@ def placed(
     nodes: list[Candidate], ranking: Any, seed: int = 0, turn: int = 0, **more: Any
 ) -> Placement:
     facts = more.pop("facts", prompt())
-    policy = Policy(ranking=ranking, **more)
+    policy = PlacementPolicy(ranking=ranking, **more)
     placement = place_among(facts, nodes, policy, random.Random(seed), turn)
     assert isinstance(placement, Placement)
     return placement
@@ -149,7 +149,7 @@ def test_idle_nodes_of_a_pool_larger_than_paired_share_the_requests_evenly(
         for n in range(many)
     ]
     rng, draws = random.Random(11), 10_000
-    facts, policy = prompt(), Policy(handoff=handoff)
+    facts, policy = prompt(), PlacementPolicy(handoff=handoff)
     counts: Counter[Any] = Counter()
     for _ in range(draws):
         placement = place_among(facts, nodes, policy, rng)

@@ -14,7 +14,7 @@ from baton_protocol.link import CacheEvents, Load
 from baton_protocol.store import NodeLoad, Role, Speeds
 from baton_router.nodes.pool_view import PoolView
 from baton_router.placement.placement import Placement
-from baton_router.placement.policy import TIE_MS, TIE_SHARE, Policy
+from baton_router.placement.policy import TIE_MS, TIE_SHARE, PlacementPolicy
 from baton_router.requests.placer import Placer
 from benchmarks.support.router.placement_pool import in_flight, kind, layout, no_store, report
 
@@ -52,7 +52,7 @@ def cache_prompt(view: PoolView, node: NodeId) -> None:
 
 
 def burst(
-    view: PoolView, policy: Policy, stored: list[bool], count: int = BURST
+    view: PoolView, policy: PlacementPolicy, stored: list[bool], count: int = BURST
 ) -> Iterator[Placement]:
     """Place equal prompts one by one, each booked before the next is placed. Check that each
     placement is the cheapest of its kind within a tie."""
@@ -78,7 +78,7 @@ def test_a_burst_of_equal_prompts_spreads_evenly_over_the_nodes(
     stored: list[bool], spread: int
 ) -> None:
     view = make_pool(ROLES)
-    placements = list(burst(view, Policy(handoff="always"), stored))
+    placements = list(burst(view, PlacementPolicy(handoff="always"), stored))
     prefills = Counter(each.prefill for each in placements)
     decodes = Counter(each.decode for each in placements)
     assert len(prefills) == 4
@@ -89,7 +89,7 @@ def test_a_burst_of_equal_prompts_spreads_evenly_over_the_nodes(
 
 def test_predicted_costs_grow_with_the_bookings_of_a_burst() -> None:
     view = make_pool(ROLES[4:8])
-    predicted_ms = [each.predicted_ms for each in burst(view, Policy(), NOT_STORED)]
+    predicted_ms = [each.predicted_ms for each in burst(view, PlacementPolicy(), NOT_STORED)]
     assert predicted_ms[-1] > 3 * predicted_ms[0]
     queues = [node.queued_tokens for node in view.nodes.values()]
     assert max(queues) - min(queues) <= len(PROMPT)  # queues differ by at most one prompt
@@ -98,7 +98,7 @@ def test_predicted_costs_grow_with_the_bookings_of_a_burst() -> None:
 def test_a_prefix_attracts_requests_until_a_cold_node_is_cheaper() -> None:
     view = make_pool(ROLES[4:8])
     cache_prompt(view, WARM)
-    decodes = [each.decode for each in burst(view, Policy(), NOT_STORED, count=400)]
+    decodes = [each.decode for each in burst(view, PlacementPolicy(), NOT_STORED, count=400)]
     first = next(n for n, node in enumerate(decodes) if node != WARM)
     # Cold node: 2,049 tokens at 10 tokens per ms. Warm node, per sequence: 0.5 ms slowdown of its
     # 10 ms steps, and 0.1 ms twice for the one uncached token: in the queue and as a stall.
@@ -111,7 +111,7 @@ def test_a_hot_prefix_spreads_sooner_by_fetching_than_by_computing() -> None:
     first_cold = []
     for view, stored in ((computing, NOT_STORED), (fetching, STORED)):
         cache_prompt(view, WARM)
-        decodes = [each.decode for each in burst(view, Policy(), stored, count=400)]
+        decodes = [each.decode for each in burst(view, PlacementPolicy(), stored, count=400)]
         first_cold.append(next(n for n, node in enumerate(decodes) if node != WARM))
         counts = Counter(decodes)
         assert counts[WARM] < 400
@@ -126,7 +126,7 @@ def test_a_warm_node_gets_the_request_until_its_queue_outweighs_the_prefix() -> 
     for queued in range(0, 4000, 100):
         load = NodeLoad(queued_tokens=queued)
         view.load(WARM, Load(Epoch("e"), "ready", speeds, load))
-        [placement] = burst(view, Policy(), NOT_STORED, count=1)
+        [placement] = burst(view, PlacementPolicy(), NOT_STORED, count=1)
         view.release(placement.decode, RequestId("r0"))
         if placement.decode != WARM:
             break
