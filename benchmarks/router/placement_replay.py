@@ -141,9 +141,9 @@ class Replay:
         prompt = (0,) * turn.prompt
         one = in_flight(f"r{number}", prompt, turn.chunks, kind(SHAPE))
         stored = [name in self._store for name in turn.chunks]
-        found = self._places.find(one, stored, self._time.now)
+        found = self._places.find_placement(one, stored, self._time.now)
         assert isinstance(found, Placement)
-        one.record.placed(found, self._places.take(one, found), BASIS)
+        one.record.start_attempt(found, self._places.book_placement(one, found), BASIS)
         job = Job(one, self._time.now, turn.prompt, turn.answer, turn.after)
         job.decode = self._nodes[found.decode]
         self.jobs.append(job)
@@ -160,7 +160,7 @@ class Replay:
 
     def _end(self, job: Job) -> None:
         self._ended += 1
-        self._places.leave(job.request)
+        self._places.release_bookings(job.request)
 
 
 def figures(jobs: list[Job], options: argparse.Namespace) -> tuple[float, float, float]:

@@ -60,7 +60,7 @@ class Admission:
         self._shared = False
         rule = self._rule = CapacityRule.of_settings(settings)
         self._shared_rules = {
-            flags: rule.shared(prompts=flags[0], sequences=flags[1])
+            flags: rule.for_shared_pool(prompts=flags[0], sequences=flags[1])
             for flags in product((False, True), repeat=2)
         }
         self._wait_s = settings.queue_timeout_s
@@ -79,7 +79,7 @@ class Admission:
         self._admitting: asyncio.Task[None] | None = None
         self._ending = False
 
-    def use(self, tenants: Tenants, limits: LimitsByTenant) -> None:
+    def use_limits(self, tenants: Tenants, limits: LimitsByTenant) -> None:
         """Replace tenants and limits; called when their files change."""
         self.limits, self._shared = limits, len(tenants.names) > 1
 
@@ -89,22 +89,24 @@ class Admission:
         return len(self._queue)
 
     @property
-    def held(self) -> int:
+    def waiting_prompts(self) -> int:
         """Number of prompts of the calls that wait."""
         return sum(turn.prompts for turn in self._turns.values())
 
     def max_call_sequences(self, tenant: str) -> int:
         """The most sequences one call of this tenant may ask for."""
-        limit = self.limits.of(tenant).max_call_sequences
+        limit = self.limits.of_tenant(tenant).max_call_sequences
         return self._max_call_sequences if limit is None else limit
 
-    async def charge(self, tenant: str, prepared: Sequence[Prepared]) -> BudgetBooking | None:
+    async def charge_call(self, tenant: str, prepared: Sequence[Prepared]) -> BudgetBooking | None:
         """Charge the most a call can cost; None without a budget. Raise RateLimited, or
         InvalidRequest if the call costs more than the budget ever holds."""
-        tokens = sum(map(_expected, prepared))
-        return await self._budgets.book(tenant, self.limits.of(tenant), len(prepared), tokens)
+        tokens = sum(map(_expected_tokens, prepared))
+        return await self._budgets.book_call(
+            tenant, self.limits.of_tenant(tenant), len(prepared), tokens
+        )
 
-    async def admit(
+    async def admit_prompts(
         self,
         context: RequestContext,
         prompts: Sequence[Prepared],
@@ -115,31 +117,31 @@ class Admission:
         prompts that find room at once. Raise QueueFull, QueueTimeout or Unavailable; a call that
         has `begun` can only raise Unavailable."""
         tenant = context.tenant_name
-        limits = self.limits.of(tenant)
-        turn = self._turn(tenant, prompts[0], len(prompts))
+        limits = self.limits.of_tenant(tenant)
+        turn = self._make_turn(tenant, prompts[0], len(prompts))
         if self.waiting or not self._fits(turn, self._rule_of(tenant)):
             waiter = Waiter(
                 tenant,
-                _expected(prompts[0]),
+                _expected_tokens(prompts[0]),
                 limits.weight,
                 limits.priority,
                 limits.max_queued,
                 splits=self._rule.splits(turn.load.tokens),
                 begun=begun,
             )
-            await self._wait(waiter, turn, context, events)
+            await self._wait_in_queue(waiter, turn, context, events)
         else:
-            self._admit(turn)
-        tickets = [self._ticket(turn)]
+            self._grant_turn(turn)
+        tickets = [self._make_ticket(turn)]
         for item in prompts[1:]:
-            turn = self._turn(tenant, item)
+            turn = self._make_turn(tenant, item)
             if self.waiting or not self._fits(turn, self._rule_of(tenant)):
                 break
-            self._admit(turn)
-            tickets.append(self._ticket(turn))
+            self._grant_turn(turn)
+            tickets.append(self._make_ticket(turn))
         return tickets
 
-    def end(self) -> None:
+    def refuse_waiting(self) -> None:
         """Shutdown: fail waiting calls with Unavailable."""
         self._ending = True
         error = Unavailable("the router is shutting down; send the request again")
@@ -147,12 +149,12 @@ class Admission:
             self._queue.remove(waiter)
             turn.refuse(error)
 
-    async def close(self) -> None:
-        self.end()
+    async def shut_down(self) -> None:
+        self.refuse_waiting()
         if self._admitting is not None:
             self._admitting.cancel()
             await asyncio.gather(self._admitting, return_exceptions=True)
-        await self._budgets.close()
+        await self._budgets.finish_corrections()
 
     def end_call(self, tenant: str, usage: Usage | None, booking: BudgetBooking | None) -> None:
         """A call is over: record its usage and settle its budget. `usage` None: it never ran."""
@@ -160,43 +162,43 @@ class Admission:
             self._metrics.used(tenant, usage)
         if booking is not None:
             used = usage.total_tokens if usage is not None else 0
-            self._budgets.settle(booking, used)
+            self._budgets.settle_call(booking, used)
 
     # --- tickets ----------------------------------------------------------------------------------
 
-    def _ticket(self, turn: _Turn) -> Ticket:
+    def _make_ticket(self, turn: _Turn) -> Ticket:
         return Ticket(
             turn.load.sequences,
-            placed=partial(self._placed, turn.load),
+            placed=partial(self._end_pending, turn.load),
             free=partial(self._running.give_back, turn.tenant),
         )
 
-    def _placed(self, load: AdmittedLoad) -> None:
+    def _end_pending(self, load: AdmittedLoad) -> None:
         self._pending.sequences -= load.sequences
         self._pending.tokens -= load.tokens
         self._admit_waiting()
 
     # --- turns ------------------------------------------------------------------------------------
 
-    async def _wait(
+    async def _wait_in_queue(
         self, waiter: Waiter, turn: _Turn, context: RequestContext, events: KeepAlive | None
     ) -> None:
         since = self._clock()
         context.waits = f"every node is full; {self.waiting} requests wait ahead of this one"
-        self._join(waiter, turn)
+        self._join_queue(waiter, turn)
         try:
             wait_s = math.inf if waiter.begun else self._wait_s
             await self._wait_for_turn(turn, since, since + wait_s, events)
         except BaseException:
             if not self._queue.remove(waiter) and turn.granted:
-                self._ticket(turn).over()
+                self._make_ticket(turn).release()
             raise
         finally:
             del self._turns[waiter]
             self._metrics.waited(waiter.priority, self._clock() - since, self._queue.lengths())
         context.waits = ""
 
-    def _join(self, waiter: Waiter, turn: _Turn) -> None:
+    def _join_queue(self, waiter: Waiter, turn: _Turn) -> None:
         if self._ending:
             raise Unavailable("the router is shutting down; send the request again")
         try:
@@ -234,8 +236,8 @@ class Admission:
                 await events.keep_alive()
                 sent_at = now
                 continue
-            await turn.within(min(give_up_at, send_at) - now)
-        turn.check()
+            await turn.wait_until_decided(min(give_up_at, send_at) - now)
+        turn.raise_refusal()
 
     async def _keep_admitting(self) -> None:
         while self.waiting:
@@ -245,9 +247,9 @@ class Admission:
     def _admit_waiting(self) -> None:
         """Admit waiting prompts in order while the pool has room."""
         while (head := self._next_admissible()) is not None:
-            self._queue.take(head)
+            self._queue.take_head(head)
             self._granted.append(self._clock())
-            self._admit(self._turns[head])
+            self._grant_turn(self._turns[head])
 
     def _next_admissible(self) -> Waiter | None:
         """The first waiter that fits. Waiters below their share, or for other nodes, may pass those
@@ -257,7 +259,7 @@ class Admission:
         for head in self._queue.heads():
             turn = self._turns[head]
             rule, nodes = self._rule_of(turn.tenant), (turn.kind, head.splits)
-            if not any(nodes == others and rule.within(other) for other, others in full):
+            if not any(nodes == others and rule.is_within(other) for other, others in full):
                 if self._fits(turn, rule):
                     return head
                 full.append((rule, nodes))
@@ -270,21 +272,21 @@ class Admission:
     def _rule_of(self, tenant: str) -> CapacityRule:
         if not self._shared:
             return self._rule
-        weight = self.limits.of(tenant).weight
+        weight = self.limits.of_tenant(tenant).weight
         over_share = self._computed.has_more(tenant, weight), self._running.has_more(tenant, weight)
         return self._shared_rules[over_share]
 
-    def _turn(self, tenant: str, item: Prepared, prompts: int = 1) -> _Turn:
+    def _make_turn(self, tenant: str, item: Prepared, prompts: int = 1) -> _Turn:
         """Tokens that some node has cached do not count: placement sends the request there."""
         cached = self._view.chunks.longest(item.chunks)
         chunk = item.serving.sample.layout.chunk_tokens
         tokens = max(1, len(item.request.prompt_ids) - cached * chunk)
         return _Turn(tenant, AdmittedLoad(item.request.params.n, tokens), item.kind, prompts)
 
-    def _admit(self, turn: _Turn) -> None:
+    def _grant_turn(self, turn: _Turn) -> None:
         self._pending.sequences += turn.load.sequences
         self._pending.tokens += turn.load.tokens
-        weight = self.limits.of(turn.tenant).weight
+        weight = self.limits.of_tenant(turn.tenant).weight
         self._running.add(turn.tenant, turn.load.sequences, weight)
         self._computed.add(turn.tenant, turn.load.tokens, weight)
         turn.grant()
@@ -294,7 +296,7 @@ class Admission:
         if len(self._granted) < 2:
             return 1.0
         rate = len(self._granted) / max(1e-3, self._clock() - self._granted[0])
-        return min(MAX_RETRY_AFTER_S, max(1.0, self.held / rate))
+        return min(MAX_RETRY_AFTER_S, max(1.0, self.waiting_prompts / rate))
 
 
 class _Turn:
@@ -324,11 +326,11 @@ class _Turn:
             self._error = error
             self._decided.set()
 
-    def check(self) -> None:
+    def raise_refusal(self) -> None:
         if self._error is not None:
             raise self._error
 
-    async def within(self, seconds: float) -> None:
+    async def wait_until_decided(self, seconds: float) -> None:
         """Wait until the turn is decided, at most this long."""
         try:
             async with asyncio.timeout(seconds):
@@ -337,7 +339,7 @@ class _Turn:
             pass
 
 
-def _expected(item: Prepared) -> int:
+def _expected_tokens(item: Prepared) -> int:
     """Expected tokens of a request: its prompt, computed once for all choices, and its answers up
     to their limit."""
     params = item.request.params

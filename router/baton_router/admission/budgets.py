@@ -54,7 +54,7 @@ class TenantBudgets:
         self._retry_at = 0.0
         self._corrections: set[asyncio.Task[None]] = set()
 
-    async def book(
+    async def book_call(
         self, tenant: str, limits: TenantLimits, requests: int, tokens: int
     ) -> BudgetBooking | None:
         """Book a call; None if the tenant has no budget. Raise RateLimited, InvalidRequest."""
@@ -62,38 +62,40 @@ class TenantBudgets:
             return None
         _check_holds(limits, requests, tokens)
         draws = draws_of(limits, requests, tokens)
-        drawn = await self._shared(tenant, draws)
+        drawn = await self._draw_shared(tenant, draws)
         shared = drawn is not None
         if drawn is None:
-            own = self._own.take(tenant, _part(draws, self._routers), self._clock())
+            own = self._own.take(tenant, _part_for_one_router(draws, self._routers), self._clock())
             drawn = DrawResult(own, self._routers)
         if drawn.wait_s > 0:
             raise RateLimited(_rate_message(limits, drawn.wait_s), retry_after=drawn.wait_s)
         return BudgetBooking(tenant, limits, tokens, shared)
 
-    def settle(self, booking: BudgetBooking, used: int) -> None:
+    def settle_call(self, booking: BudgetBooking, used: int) -> None:
         """The call is over and used this many tokens: correct the bucket by the difference."""
         draws = draws_of(booking.limits, 0, booking.tokens - used)
         if booking.tokens == used or not booking.limits.tokens_per_minute:
             return
         if not booking.shared or self._index is None:
-            self._own.give(booking.tenant, _part(draws, self._routers), self._clock())
+            self._own.give(
+                booking.tenant, _part_for_one_router(draws, self._routers), self._clock()
+            )
             return
-        task = asyncio.create_task(self._give(self._index, booking.tenant, draws))
+        task = asyncio.create_task(self._give_back(self._index, booking.tenant, draws))
         self._corrections.add(task)
         task.add_done_callback(self._corrections.discard)
 
-    async def close(self) -> None:
+    async def finish_corrections(self) -> None:
         """Wait for corrections in flight; each ends within the index's own deadline."""
         await asyncio.gather(*self._corrections)
 
-    async def _shared(self, tenant: str, draws: Sequence[Draw]) -> DrawResult | None:
+    async def _draw_shared(self, tenant: str, draws: Sequence[Draw]) -> DrawResult | None:
         if self._index is None or (self._index_down and self._clock() < self._retry_at):
             return None
         try:
             drawn = await self._index.take(tenant, draws)
         except StoreError as error:
-            self._failed(error)
+            self._note_failure(error)
             return None
         self._routers = max(1, drawn.routers)
         if self._index_down:
@@ -101,7 +103,7 @@ class TenantBudgets:
             logger.info("the index answers again; this router shares budgets with the others again")
         return drawn
 
-    def _failed(self, error: StoreError) -> None:
+    def _note_failure(self, error: StoreError) -> None:
         self._retry_at = self._clock() + RETRY_S
         if not self._index_down:
             self._index_down = True
@@ -111,11 +113,11 @@ class TenantBudgets:
                 *(self._routers, error),
             )
 
-    async def _give(self, index: SharedBudgets, tenant: str, draws: Sequence[Draw]) -> None:
+    async def _give_back(self, index: SharedBudgets, tenant: str, draws: Sequence[Draw]) -> None:
         try:
             await index.give(tenant, draws)
         except StoreError as error:
-            self._failed(error)  # not given back; the bucket refills with time
+            self._note_failure(error)  # not given back; the bucket refills with time
 
 
 class OwnBuckets:
@@ -191,7 +193,7 @@ def _check_holds(limits: TenantLimits, requests: int, tokens: int) -> None:
             )
 
 
-def _part(draws: Sequence[Draw], routers: int) -> list[Draw]:
+def _part_for_one_router(draws: Sequence[Draw], routers: int) -> list[Draw]:
     """The draws for one router's share."""
     return [
         draw._replace(rate_per_s=draw.rate_per_s / routers, capacity=max(1.0, draw[1] / routers))

@@ -44,13 +44,13 @@ class CapacityRule:
             handoff_tokens=settings.handoff_min_tokens,
         )
 
-    def shared(self, *, prompts: bool, sequences: bool) -> CapacityRule:
+    def for_shared_pool(self, *, prompts: bool, sequences: bool) -> CapacityRule:
         """The rule for a tenant that shares the pool. `prompts`, `sequences`: it has more than its
         share of recent prompts, or of running sequences."""
         part = MORE_PART if prompts else SHARED_PART
         return replace(self, queue_ms=part * self.queue_ms, kept=KEPT_PART if sequences else 0.0)
 
-    def within(self, other: CapacityRule) -> bool:
+    def is_within(self, other: CapacityRule) -> bool:
         """Whether this rule never has room when `other` has none."""
         return self.queue_ms <= other.queue_ms and self.kept >= other.kept
 

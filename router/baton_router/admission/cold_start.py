@@ -19,9 +19,8 @@ from baton_router.requests.context import RequestContext
 
 
 class ColdStart:
-    """Holds a call for up to `wait_s` seconds (0: holds none). `held` counts the calls that wait.
-    `changed` returns the event of the fleet's next change.
-    """
+    """Holds a call for up to `wait_s` seconds (0: holds none). `changed` returns the event of the
+    fleet's next change. `held_calls` counts the calls that wait."""
 
     def __init__(
         self,
@@ -31,7 +30,7 @@ class ColdStart:
         wait_s: float,
         clock: Callable[[], float],
     ) -> None:
-        self.held = 0
+        self.held_calls = 0
         self._fleet = fleet
         self._changed = changed
         self._wait_s = wait_s
@@ -39,33 +38,33 @@ class ColdStart:
         self._ending = False
 
     @property
-    def on(self) -> bool:
+    def enabled(self) -> bool:
         return self._wait_s > 0
 
-    def end(self) -> None:
+    def refuse_held(self) -> None:
         """Shutdown: fail held calls at the fleet's next change."""
         self._ending = True
 
-    async def hold(
+    async def hold_call(
         self, call: Call, context: RequestContext, events: KeepAlive | None
     ) -> float | None:
         """Wait until a node is ready. Return the time until which the call may wait for anything
         else, or None if it did not have to wait. Raise Unavailable after `wait_s` seconds. Raise
         InvalidRequest or NotFound at once for a call that no node would accept."""
-        if not self.on or self._fleet.why_unready() is None:
+        if not self.enabled or self._fleet.why_unready() is None:
             return None
         check_alone(call.sampling, call.default_max_tokens)
         self._fleet.check_name(call.options.model)
         give_up_at = self._clock() + self._wait_s
         context.waits = "the pool has no ready node yet"
-        self.held += 1
+        self.held_calls += 1
         try:
-            await self._wait(give_up_at, events)
+            await self._wait_for_node(give_up_at, events)
         finally:
-            self.held -= 1
+            self.held_calls -= 1
         return give_up_at
 
-    async def _wait(self, give_up_at: float, events: KeepAlive | None) -> None:
+    async def _wait_for_node(self, give_up_at: float, events: KeepAlive | None) -> None:
         silent_until = self._silent_until(events)
         while True:
             change = self._changed()  # read before the check, so no change is missed

@@ -151,14 +151,14 @@ class FairQueue:
             for priority, level in self._levels.items()
         }
 
-    def of(self, tenant: str) -> int:
+    def count_waiting(self, tenant: str) -> int:
         """Number of the tenant's calls that wait to begin."""
         flows = (level.flows.get(tenant) for level in self._levels.values())
         return sum(flow.refusable for flow in flows if flow is not None)
 
     def add(self, waiter: Waiter) -> Waiter | None:
         """Add a waiter. Return the waiter it replaced, if any. Raise QueueFull."""
-        evicted = None if waiter.begun else self._place(waiter)
+        evicted = None if waiter.begun else self._make_room(waiter)
         if evicted is not None:
             self.remove(evicted)
         self._levels.setdefault(waiter.priority, _Level()).add(waiter)
@@ -183,7 +183,7 @@ class FairQueue:
             for flow in sorted(level.flows.values(), key=lambda flow: flow.start):
                 yield from flow.heads()
 
-    def take(self, head: Waiter) -> None:
+    def take_head(self, head: Waiter) -> None:
         """Remove a waiter that `heads` returned, because it was admitted."""
         self._levels[head.priority].take(head)
         self._size -= 1
@@ -192,18 +192,19 @@ class FairQueue:
         priority = max((p for p, level in self._levels.items() if level.flows), default=None)
         return self._levels[priority] if priority is not None else None
 
-    def _place(self, waiter: Waiter) -> Waiter | None:
+    def _make_room(self, waiter: Waiter) -> Waiter | None:
         """The waiter to replace, or None if a place is free. Raise QueueFull."""
-        if waiter.max_queued is not None and self.of(waiter.tenant) >= waiter.max_queued:
+        waiting = self.count_waiting(waiter.tenant)
+        if waiter.max_queued is not None and waiting >= waiter.max_queued:
             raise QueueFull(
-                f"this tenant already has {self.of(waiter.tenant)} waiting requests and may "
-                f"have at most {waiter.max_queued}; send the request again later"
+                f"this tenant already has {waiting} waiting requests and may have at most "
+                f"{waiter.max_queued}; send the request again later"
             )
         flows = (flow for level in self._levels.values() for flow in level.flows.values())
         full = sum(flow.refusable for flow in flows) >= self._max_waiting
-        return self._evicted(waiter) if full else None
+        return self._choose_evicted(waiter) if full else None
 
-    def _evicted(self, waiter: Waiter) -> Waiter:
+    def _choose_evicted(self, waiter: Waiter) -> Waiter:
         refusable = {
             p: [flow for flow in level.flows.values() if flow.refusable]
             for p, level in self._levels.items()

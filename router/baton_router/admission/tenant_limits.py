@@ -72,7 +72,7 @@ class LimitsByTenant:
         self._tenants = dict(tenants)
         self.names = frozenset(tenants)
 
-    def of(self, tenant: str) -> TenantLimits:
+    def of_tenant(self, tenant: str) -> TenantLimits:
         return self._tenants.get(tenant, self._defaults)
 
 

@@ -143,7 +143,7 @@ class Answer:
         """Fail the requests and the output. Cut off a client that does not read the error either;
         the context notes the error, as such a client does not see it."""
         self._starter.fail_requests(error)
-        self._output.fail(error)
+        self._output.put_error(error)
         if self._events is not None and self._cut_off is None:
             self._context.failure = error
             self._cut_off = asyncio.get_running_loop().call_later(

@@ -57,7 +57,7 @@ class PromptStarter:
     async def start_first(self, output: OutputQueue, events: KeepAlive | None) -> None:
         """Charge the budget, start the first prompt, and let the others follow. Raise RateLimited,
         InvalidRequest, QueueFull, QueueTimeout, Unavailable."""
-        self._booking = await self._admission.charge(self._context.tenant_name, self._prepared)
+        self._booking = await self._admission.charge_call(self._context.tenant_name, self._prepared)
         try:
             await self._start_next(output, events)
         except BaseException:
@@ -69,33 +69,35 @@ class PromptStarter:
     def fail_requests(self, error: ErrorRecord) -> None:
         """Fail all unfinished requests, also those that wait for a place."""
         for request in self.in_flight:
-            self._dispatcher.cancel(request, error)
+            self._dispatcher.cancel_request(request, error)
 
     def end_call(self, usage: Usage | None) -> None:
         """End the call. `usage` is what it used; None if it never had a place."""
         if self._task is not None:
             self._task.cancel()
         for request in self.in_flight:
-            self._dispatcher.cancel(request)
+            self._dispatcher.cancel_request(request)
         self._admission.end_call(self._context.tenant_name, usage, self._booking)
 
     async def _start_next(self, output: OutputQueue, events: KeepAlive | None) -> None:
         """Wait for the next prompt's turn; start it, and those that admission lets in with it."""
         begun = len(self.in_flight)
         waiting = self._prepared[begun:]
-        tickets = await self._admission.admit(self._context, waiting, events, begun > 0)
+        tickets = await self._admission.admit_prompts(self._context, waiting, events, begun > 0)
         entered = list(zip(waiting, tickets, strict=False))
-        self.in_flight += await self._dispatcher.start(entered, output, begun, self._waits_until)
+        self.in_flight += await self._dispatcher.start_requests(
+            entered, output, begun, self._waits_until
+        )
 
     async def _start_others(self, output: OutputQueue) -> None:
         try:
             while len(self.in_flight) < len(self._prepared):
                 await self._start_next(output, None)
         except BatonError as refusal:
-            output.fail(refusal.record())
+            output.put_error(refusal.record())
         except Exception:
             logger.exception("starting a prompt failed", extra={"request": self._context.id})
             error = InternalError(
                 f"the router failed; its log has the cause under request {self._context.id}"
             )
-            output.fail(error.record())
+            output.put_error(error.record())

@@ -56,7 +56,7 @@ class Placement:
     uncached: int
     considered: tuple[Considered, ...] = ()
 
-    def line(self) -> str:
+    def header_line(self) -> str:
         """The value of the `x-baton-placement` header."""
         prefill = self.prefill or "-"
         return f"prefill={prefill} decode={self.decode} reason={self.reason}: {self.explanation}"

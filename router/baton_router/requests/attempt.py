@@ -100,7 +100,7 @@ class Attempt:
         chosen = self.chosen
         return self.placement.predicted_ms - (chosen.slowdown_ms if chosen is not None else 0.0)
 
-    def end(self, why: Cause | End, now: float, blamed: NodeId | None = None) -> None:
+    def note_end(self, why: Cause | End, now: float, blamed: NodeId | None = None) -> None:
         self.ended, self.ended_at = why, now
         self.blamed = blamed or self.blamed
 

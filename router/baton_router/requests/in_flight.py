@@ -43,10 +43,12 @@ class InFlightRequest:
         if record.current is None:
             return f"prefill=- decode=- reason=waiting: {record.waits_for}"
         cause = record.replaced_for
-        return record.current.placement.line() + (f"; placed again: {cause}" if cause else "")
+        return record.current.placement.header_line() + (
+            f"; placed again: {cause}" if cause else ""
+        )
 
 
-def rolled_out(revision: str) -> Unavailable:
+def rolled_out_error(revision: str) -> Unavailable:
     """The error for a request whose kind of nodes a roll-out has removed for good."""
     return Unavailable(
         f"the pool rolled out to revision {revision} while this request ran, and a running "

@@ -44,7 +44,7 @@ class OutputQueue:
         self._timer: asyncio.TimerHandle | None = None
         self._pouring: asyncio.Handle | None = None
 
-    def put(self, slot: int, delta: Delta) -> None:
+    def put_delta(self, slot: int, delta: Delta) -> None:
         self._items.append((slot, delta))
         self._unread += len(delta.ids)
         if self._max_unread is not None and self._unread > self._max_unread:
@@ -55,11 +55,11 @@ class OutputQueue:
         elif self._pouring is None and self._reader is not None:
             self._pouring = self._reader.get_loop().call_soon(self._pour, self.pour)
 
-    def end(self) -> None:
+    def end_request(self) -> None:
         self.open -= 1
         self._wake()
 
-    def fail(self, error: ErrorRecord) -> None:
+    def put_error(self, error: ErrorRecord) -> None:
         """Keep the first error. The reader still gets the deltas that arrived before it."""
         if self._error is None:
             self._error = error

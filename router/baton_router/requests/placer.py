@@ -35,7 +35,7 @@ class Placer:
         self._rng = rng
         self._turn = 0  # counts placements, for the round-robin ranking
 
-    async def stored(self, kind: Kind, chunks: Sequence[BlockHash]) -> list[bool]:
+    async def look_up_chunks(self, kind: Kind, chunks: Sequence[BlockHash]) -> list[bool]:
         """Whether the store holds each of these chunks; all False if its index does not answer."""
         return await self._markers.stored(kind.fingerprint, chunks)
 
@@ -44,25 +44,27 @@ class Placer:
         """False if the store's index is known to be down: no chunks can be handed off."""
         return self._markers.up is not False
 
-    def reachable(self, node: NodeId) -> bool:
+    def is_reachable(self, node: NodeId) -> bool:
         """Whether the link to the node is up."""
         view = self.view.nodes.get(node)
         return view is not None and view.connected
 
-    def served(self, kind: Kind) -> bool:
+    def is_served(self, kind: Kind) -> bool:
         """Whether any node of this kind is ready."""
         return next(self.view.ready(kind), None) is not None
 
-    def rolled_out(self, kind: Kind) -> str:
+    def replacing_revision(self, kind: Kind) -> str:
         """The revision that has replaced all nodes of this kind; "" if one may still come back."""
         return self.view.rolled_out(kind)
 
-    def existing(self, request: InFlightRequest, stored: Stored) -> int:
+    def count_existing_chunks(self, request: InFlightRequest, stored: Stored) -> int:
         """Number of leading chunks of the prompt on one node, plus later ones in the store."""
         held = self.view.chunks.longest(request.prepared.chunks)
         return held + sum(stored[held:])
 
-    def find(self, request: InFlightRequest, stored: Stored, now: float) -> Placement | Missing:
+    def find_placement(
+        self, request: InFlightRequest, stored: Stored, now: float
+    ) -> Placement | Missing:
         """Choose a place. From its second attempt on, a request may run on a node of any role."""
         record = request.record
         policy = self._policy_of(request)
@@ -83,12 +85,12 @@ class Placer:
         )
         refused = {node for node, until in request.refused.items() if until > now}
         if record.request.params.structured is not None:
-            refused |= self._unconstrained(request.prepared.kind)
+            refused |= self._nodes_without_grammars(request.prepared.kind)
         groups = self.view.groups(chunks, request.prepared.kind, refused)
         self._turn += 1
         return place(facts, groups["prefill"], groups["decode"], policy, self._rng, self._turn)
 
-    def _unconstrained(self, kind: Kind) -> set[NodeId]:
+    def _nodes_without_grammars(self, kind: Kind) -> set[NodeId]:
         """Nodes whose protocol predates structured output; they would ignore the grammar."""
         ready = (view.report for view in self.view.ready(kind))
         return {report.node for report in ready if report.protocol < STRUCTURED_SINCE}
@@ -97,7 +99,7 @@ class Placer:
         """Name the ready nodes whose protocol is too old for the request; "" if none is."""
         if request.record.request.params.structured is None:
             return ""
-        older = self._unconstrained(request.prepared.kind)
+        older = self._nodes_without_grammars(request.prepared.kind)
         if not older:
             return ""
         return (
@@ -111,9 +113,9 @@ class Placer:
             policy = replace(policy, missing_role="aggregate")
         return replace(policy, ranking=ranking) if ranking is not None else policy
 
-    def take(self, request: InFlightRequest, placement: Placement) -> Epoch:
+    def book_placement(self, request: InFlightRequest, placement: Placement) -> Epoch:
         """Book the placement and release the previous one. Return the decode node's epoch."""
-        self.leave(request)
+        self.release_bookings(request)
         sequences = len(request.record.open)
         if placement.prefill is not None:
             self.view.book(placement.prefill, request.id, placement.uncached, 0)
@@ -122,17 +124,17 @@ class Placer:
             self.view.book(placement.decode, request.id, placement.uncached, sequences)
         return self.view.nodes[placement.decode].report.epoch
 
-    def exact(self, placement: Placement) -> Exact:
+    def exactness_of(self, placement: Placement) -> Exact:
         """How exact the nodes of the placement are together."""
         nodes = (placement.decode, placement.prefill)
         return exact_together(self.view.nodes[node].report.exact for node in nodes if node)
 
-    def choice_ended(self, request: InFlightRequest) -> None:
+    def release_choice(self, request: InFlightRequest) -> None:
         """Release the booking of one finished choice; the other choices go on."""
         if request.record.decode is not None:
             self.view.sequence_ended(request.record.decode, request.id)
 
-    def leave(self, request: InFlightRequest) -> None:
+    def release_bookings(self, request: InFlightRequest) -> None:
         """Release the bookings of the last attempt that still exist."""
         if request.record.attempts:
             placement = request.record.attempts[-1].placement

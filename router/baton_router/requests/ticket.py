@@ -22,19 +22,19 @@ class Ticket:
         self._placed: Callable[[], None] | None = placed
         self._free = free
 
-    def placed(self) -> None:
+    def report_placed(self) -> None:
         """The prompt is booked on nodes, waits for nodes, or was given up. Idempotent."""
         placed, self._placed = self._placed, None
         if placed is not None:
             placed()
 
-    def ended(self, sequences: int) -> None:
-        """Free this many sequences: their choices are complete."""
+    def free_choices(self, sequences: int) -> None:
+        """Free the sequences of this many choices, which are complete."""
         self._sequences -= sequences
         self._free(sequences)
 
-    def over(self) -> None:
+    def release(self) -> None:
         """End the ticket and free the remaining sequences, whatever the outcome. Idempotent."""
-        self.placed()
+        self.report_placed()
         if self._sequences:
-            self.ended(self._sequences)
+            self.free_choices(self._sequences)

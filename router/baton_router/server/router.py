@@ -181,13 +181,13 @@ class Router:
             clock=clock,
         )
         self._cold_start = ColdStart(
-            self.fleet, self.dispatcher.change, wait_s=settings.wake_wait_s, clock=clock
+            self.fleet, self.dispatcher.next_change, wait_s=settings.wake_wait_s, clock=clock
         )
         admission_metrics = AdmissionMetrics(metrics.registry)
         self.admission = Admission(
             settings, self.view, TenantBudgets(self._budgets, clock), admission_metrics, clock
         )
-        self.admission.use(tenants, limits)
+        self.admission.use_limits(tenants, limits)
         observers = Observers(
             metrics=metrics,
             refused=admission_metrics.rejected,
@@ -243,7 +243,7 @@ class Router:
     def _read_tenants(self) -> None:
         """Read keys and limits again. Raise StartError without a change if a file is unusable."""
         self.api.tenants, limits = _tenants(self.settings)
-        self.admission.use(self.api.tenants, limits)
+        self.admission.use_limits(self.api.tenants, limits)
 
     # --- parts ----------------------------------------------------------------------------------
 
@@ -289,7 +289,7 @@ class Router:
         """The router's current load report: what clients ask of it."""
         in_flight = self.dispatcher.in_flight
         held = count_held(in_flight.values(), self.view)
-        waiting = self._cold_start.held + self.admission.held + held
+        waiting = self._cold_start.held_calls + self.admission.waiting_prompts + held
         return self._demand.report(len(in_flight) - held, waiting)
 
     async def _listen(self) -> None:
@@ -343,19 +343,19 @@ class Router:
         await self._models.close()
         await self._session.close()
         await self._markers.close()
-        await self.admission.close()
+        await self.admission.shut_down()
         for part in (self._index, self._registry, self._budgets):
             if part is not None:
                 await part.close()
 
     async def _end_running(self) -> None:
         """End running requests with a retryable error, and abort them on their nodes."""
-        self._cold_start.end()
-        self.admission.end()
+        self._cold_start.refuse_held()
+        self.admission.refuse_waiting()
         self.dispatcher.on_change()
         error = Unavailable("the router is shutting down; send the request again").record()
         for request in list(self.dispatcher.in_flight.values()):
-            self.dispatcher.cancel(request, error)
+            self.dispatcher.cancel_request(request, error)
         deadline = self._clock() + FAREWELL_S
         while self._clock() < deadline and self._busy():
             await asyncio.sleep(POLL_S)

@@ -417,7 +417,7 @@ async def test_at_shutdown_waiting_calls_fail_with_503(running: Any, decode: Fak
     occupy(decode)
     async with running(decode, max_inflight=1) as client:
         tasks = [await submit(client, "first"), await submit(client, "second")]
-        client.router.admission.end()
+        client.router.admission.refuse_waiting()
         status, reply, headers = await tasks[1]
         assert (status, reply["error"]["code"]) == (503, "unavailable")
         assert "shutting down" in reply["error"]["message"]

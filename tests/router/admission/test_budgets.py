@@ -50,7 +50,7 @@ async def book(
     budgets: TenantBudgets, limits: TenantLimits, tokens: int = 10
 ) -> BudgetBooking | None:
     try:
-        return await budgets.book("acme", limits, 1, tokens)
+        return await budgets.book_call("acme", limits, 1, tokens)
     except RateLimited:
         return None
 
@@ -84,26 +84,26 @@ async def test_unused_tokens_are_given_back_to_the_index(store: EmbeddedStore) -
         first = await book(router, limits, 60)
         assert first is not None
         assert await book(router, limits, 30) is None
-        router.settle(first, used=20)
-        await router.close()
+        router.settle_call(first, used=20)
+        await router.finish_corrections()
         assert await book(router, limits, 39) is not None
         assert await book(router, limits, 39) is None
 
 
 async def test_the_error_for_a_tenant_over_budget_has_retry_after() -> None:
     budgets, limits = TenantBudgets(None, Clock()), TenantLimits(requests_per_minute=6)
-    assert await budgets.book("acme", limits, 1, 10) is not None
+    assert await budgets.book_call("acme", limits, 1, 10) is not None
     with pytest.raises(
         RateLimited, match=r"6 requests per minute is used up.* in 10\.0 s"
     ) as caught:
-        await budgets.book("acme", limits, 1, 10)
+        await budgets.book_call("acme", limits, 1, 10)
     assert caught.value.retry_after == pytest.approx(10)
     assert caught.value.record().code == "rate_limited"
 
 
 async def test_a_tenant_without_a_budget_needs_no_index_call() -> None:
     index = Index(1)
-    assert await TenantBudgets(index, Clock()).book("acme", TenantLimits(), 1, 10**9) is None
+    assert await TenantBudgets(index, Clock()).book_call("acme", TenantLimits(), 1, 10**9) is None
     assert index.calls == 0
 
 
@@ -113,7 +113,7 @@ async def test_while_the_index_is_down_each_router_enforces_its_part(
     caplog.set_level(logging.INFO)
     index, clock = Index(routers=4), Clock()
     budgets, limits = TenantBudgets(index, clock), TenantLimits(requests_per_minute=240)
-    await budgets.book("acme", limits, 1, 0)
+    await budgets.book_call("acme", limits, 1, 0)
     index.down = True
     admitted = 0
     for _ in range(6000):
@@ -137,8 +137,8 @@ async def test_unused_tokens_are_given_back_to_the_router_s_own_budget() -> None
     clock = Clock()
     budgets = TenantBudgets(None, clock)
     limits = TenantLimits(tokens_per_minute=1, burst_seconds=3600)
-    first = await budgets.book("acme", limits, 1, 60)
+    first = await budgets.book_call("acme", limits, 1, 60)
     assert first is not None
     assert await book(budgets, limits, 1) is None
-    budgets.settle(first, used=0)
+    budgets.settle_call(first, used=0)
     assert await book(budgets, limits, 60) is not None

@@ -294,7 +294,7 @@ async def test_at_shutdown_calls_with_waiting_prompts_fail_with_503(
     async with running(small) as client:
         call = await post(client, body(prompt_texts(20), n=2))
         await until(lambda: len(jobs(small)) == 4)
-        client.router.admission.end()
+        client.router.admission.refuse_waiting()
         status, reply, _ = await call
         assert (status, reply["error"]["code"]) == (503, "unavailable")
         await until_released(client)

@@ -202,7 +202,7 @@ def test_nothing_is_kept_of_tenants_that_have_gone() -> None:
         tenant = f"tenant-{hour}"
         waiter = Waiter(tenant, 5000, weight=0.1 + hour % 7)
         queue.add(waiter)
-        queue.take(waiter)
+        queue.take_head(waiter)
         shares.add(tenant, 5000.0, waiter.weight)
         running.add(tenant, 3, waiter.weight)
         running.give_back(tenant, 3)
@@ -223,7 +223,7 @@ def test_a_queue_that_takes_turns_for_a_week_still_shares_by_weight() -> None:
         queue.add(waiter)
     for _ in range(1000):
         head = next(queue.heads())
-        queue.take(head)
+        queue.take_head(head)
         queue.add(Waiter(head.tenant, tokens, head.weight))
     turns = {"three": 0, "one": 0}
     for name in turns:
@@ -232,6 +232,6 @@ def test_a_queue_that_takes_turns_for_a_week_still_shares_by_weight() -> None:
     while max(turns.values()) < 3:
         head = next(head for head in queue.heads() if head.tenant in turns)
         turns[head.tenant] += 1
-        queue.take(head)
+        queue.take_head(head)
     assert turns["three"] == 3
     assert turns["one"] <= 1

@@ -92,7 +92,7 @@ def test_an_output_queue_reports_overflow_once() -> None:
     overflows: list[int] = []
     output = OutputQueue(1, max_unread=10, overflow=lambda: overflows.append(1))
     for offset in range(30):
-        output.put(0, Delta(RequestId("r"), 1, 0, offset, ids=(7,)))
+        output.put_delta(0, Delta(RequestId("r"), 1, 0, offset, ids=(7,)))
         assert len(overflows) == (offset >= 10)
 
 
@@ -100,9 +100,9 @@ async def test_an_output_queue_that_is_read_never_overflows() -> None:
     overflows: list[int] = []
     output = OutputQueue(1, max_unread=2, overflow=lambda: overflows.append(1))
     for offset in range(30):
-        output.put(0, Delta(RequestId("r"), 1, 0, offset, ids=(7, 8)))
+        output.put_delta(0, Delta(RequestId("r"), 1, 0, offset, ids=(7, 8)))
         assert len(await output.next_batch()) == 1
-    output.fail(ErrorRecord("", ""))
+    output.put_error(ErrorRecord("", ""))
     assert overflows == []
 
 

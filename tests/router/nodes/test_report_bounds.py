@@ -354,7 +354,7 @@ def check_served(sent: list[dict[str, Any]]) -> None:
                 placed = place(facts, groups["prefill"], groups["decode"], policy, random.Random(0))
                 assert isinstance(placed, Placement)
                 assert math.isfinite(placed.predicted_ms)
-                assert placed.line()
+                assert placed.header_line()
     page = pool_json(
         view, name="p", router="r", model=None, store={}, unreachable={}, conflicts=[], running=0
     )

@@ -91,9 +91,11 @@ def test_without_ready_nodes_there_is_no_placement() -> None:
 def test_auto_splits_a_long_uncached_prompt_and_explains_it() -> None:
     placement = chosen(prompt(512), [P0, D0])
     assert (placement.prefill, placement.decode, placement.reason) == ("p0", "d0", "split")
-    assert placement.line().startswith("prefill=p0 decode=d0 reason=split: uncached 512 of 512")
-    assert placement.line().isascii()
-    assert "\n" not in placement.line()
+    assert placement.header_line().startswith(
+        "prefill=p0 decode=d0 reason=split: uncached 512 of 512"
+    )
+    assert placement.header_line().isascii()
+    assert "\n" not in placement.header_line()
 
 
 def test_auto_keeps_a_short_prompt_on_the_decode_node() -> None:

@@ -59,13 +59,13 @@ def burst(
     places = Placer(view, no_store(), policy, random.Random(3))
     for number in range(count):
         request = in_flight(f"r{number}", PROMPT, CHUNKS, kind(SHAPE))
-        placement = places.find(request, stored, 0.0)
+        placement = places.find_placement(request, stored, 0.0)
         assert isinstance(placement, Placement)
         split = bool(placement.prefill)
         same_kind = [each for each in placement.considered if bool(each.prefill) == split]
         best = same_kind[0].predicted_ms
         assert placement.predicted_ms <= best * (1 + TIE_SHARE) + TIE_MS + 1e-6
-        places.take(request, placement)
+        places.book_placement(request, placement)
         yield placement
 
 

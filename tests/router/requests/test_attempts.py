@@ -59,7 +59,7 @@ def test_the_expected_time_leaves_out_the_slowdown_of_other_requests() -> None:
 
 def test_a_pair_that_lost_its_prefill_node_reports_no_prediction_error() -> None:
     first = attempt(placement_on(DECODE, PREFILL))
-    first.end("link", 11.0, PREFILL)
+    first.note_end("link", 11.0, PREFILL)
     first.give_up_prefill(12.0)
     assert first.note_tokens(13.0, None) is None
     assert (first.ended, first.blamed, first.decoding_at) == (None, PREFILL, 13.0)

@@ -112,7 +112,7 @@ def test_a_record_remembers_the_numeric_attempt_that_it_did_not_keep() -> None:
     record = RequestRecord(request, Clock())
     for number in range(KEPT_ATTEMPTS + 2):
         basis = BASIS if number != 1 else replace(BASIS, exact="numeric")
-        record.placed(placement_on(NodeId(f"decode-{number}")), Epoch("e"), basis)
+        record.start_attempt(placement_on(NodeId(f"decode-{number}")), Epoch("e"), basis)
         record.on_lost(NodeId(f"decode-{number}"), "link", blamed=False)
     assert {attempt.basis.exact for attempt in record.attempts} == {"bitwise"}
     assert record.exact == "numeric"

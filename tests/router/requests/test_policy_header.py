@@ -22,7 +22,7 @@ async def rankings(client: Any, monkeypatch: Any, headers: dict[str, str]) -> tu
     launch = Dispatcher._launch
 
     def record(self: Dispatcher, request: InFlightRequest, stored: Any) -> None:
-        seen.append(self._places._policy_of(request).ranking)
+        seen.append(self._placer._policy_of(request).ranking)
         launch(self, request, stored)
 
     with monkeypatch.context() as patch:

@@ -257,7 +257,7 @@ class Pool(RuleBasedStateMachine):
             self.place_on(decode, prefill)
         else:
             self.regrouping = False
-            self.apply(self.record.no_first("no other node"))
+            self.apply(self.record.give_up_prefill("no other node"))
 
     @precondition(lambda self: self.record.phase == "running")
     @rule(decode=decodes)
@@ -281,7 +281,7 @@ class Pool(RuleBasedStateMachine):
         for name in pair:
             self.nodes[name].link_up()
         self.serving[self.record.attempt + 1] = pair
-        self.apply(self.record.placed(placement_on(decode, prefill), Epoch("e"), BASIS))
+        self.apply(self.record.start_attempt(placement_on(decode, prefill), Epoch("e"), BASIS))
 
     # --- nodes at work ----------------------------------------------------------------------------
 
