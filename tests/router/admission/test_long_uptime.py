@@ -10,7 +10,6 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
-import aiohttp
 import pytest
 
 from baton_protocol.ids import BlockHash, Epoch, Fingerprint, NodeId, RequestId
@@ -22,9 +21,8 @@ from baton_router.admission.tenant_limits import TenantLimits
 from baton_router.admission.usage_shares import UsageShares
 from baton_router.nodes.kv_events import KVEventListener
 from baton_router.nodes.pool_view import PoolView
-from baton_router.server.router import Router
 from baton_router.settings import RouterSettings
-from tests.router.conftest import Client
+from tests.router import pools
 from tests.support.clock import Clock
 from tests.support.growth import HOUR_S, WEEK_S, YEAR_S, grown, nan_paths, sizes
 from tests.support.nodes.fake_node import FakeNode, make_report
@@ -49,7 +47,7 @@ class AheadClock:
 @asynccontextmanager
 async def serving(
     folder: Path, clock: AheadClock, *nodes: FakeNode, **settings: Any
-) -> AsyncIterator[Client]:
+) -> AsyncIterator[pools.Client]:
     """A router with tenants, weights and budgets, connected to these nodes."""
     lines = [f"{name} {key}{' admin' * (name == 'ops')}" for name, key in KEYS.items()]
     (folder / "keys").write_text("\n".join(lines))
@@ -63,16 +61,12 @@ async def serving(
         explain_requests=20,
         **settings,
     )
-    async with (
-        Router(router_settings, clock=clock) as router,
-        aiohttp.ClientSession() as session,
-    ):
-        client = Client(router, session)
+    async with pools.connected(router_settings, clock=clock) as client:
         await client.ready(len(nodes))
         yield client
 
 
-async def send_call(client: Client, number: int, **fields: Any) -> int:
+async def send_call(client: pools.Client, number: int, **fields: Any) -> int:
     """Send call `number`; the tenants take turns."""
     tenant = list(KEYS)[number % len(KEYS)]
     bearer = {"Authorization": f"Bearer {KEYS[tenant]}"}
@@ -84,7 +78,7 @@ async def send_call(client: Client, number: int, **fields: Any) -> int:
     return status
 
 
-async def send_calls(client: Client, first: int, count: int) -> None:
+async def send_calls(client: pools.Client, first: int, count: int) -> None:
     await asyncio.gather(*(send_call(client, first + each) for each in range(count)))
     await until_is(client.unfinished, 0)
     await until_is(client.answering, 0)

@@ -15,6 +15,7 @@ from baton_router.http.stopwatch import Stopwatch
 from baton_router.metrics.router_metrics import Demand, RouterMetrics
 from baton_router.nodes.pool_view import PoolView
 from baton_router.requests.context import RequestContext
+from tests.router import pools
 from tests.support.nodes.fake_node import FakeNode
 from tests.support.waiting import until
 
@@ -40,7 +41,7 @@ def lines(caplog: pytest.LogCaptureFixture) -> Any:
 
 
 async def test_an_answered_request_has_one_log_line_with_its_figures_and_no_content(
-    running: Any, decode: FakeNode, lines: Any, caplog: pytest.LogCaptureFixture
+    running: pools.Running, decode: FakeNode, lines: Any, caplog: pytest.LogCaptureFixture
 ) -> None:
     async with running(decode) as client:
         _, body, headers = await client.post("/v1/chat/completions", CHAT)
@@ -70,7 +71,7 @@ KV = RequestStats(
 
 
 async def test_a_log_line_has_matched_fetched_and_declined_tokens(
-    running: Any, decode: FakeNode, lines: Any
+    running: pools.Running, decode: FakeNode, lines: Any
 ) -> None:
     decode.script.stats = KV
     async with running(decode) as client:
@@ -96,7 +97,7 @@ async def test_a_log_line_has_matched_fetched_and_declined_tokens(
 
 
 async def test_a_hand_off_s_kv_figures_come_from_the_prefill_node(
-    running: Any, decode: FakeNode, prefill: FakeNode, lines: Any
+    running: pools.Running, decode: FakeNode, prefill: FakeNode, lines: Any
 ) -> None:
     prefill.script.stats = KV
     async with running(decode, prefill, handoff="always") as client:
@@ -107,7 +108,7 @@ async def test_a_hand_off_s_kv_figures_come_from_the_prefill_node(
 
 
 async def test_without_stored_chunks_there_is_no_fetch_prediction(
-    running: Any, decode: FakeNode
+    running: pools.Running, decode: FakeNode
 ) -> None:
     async with running(decode) as client:
         await client.post("/v1/completions", {"prompt": "a", "max_tokens": 3})
@@ -116,7 +117,9 @@ async def test_without_stored_chunks_there_is_no_fetch_prediction(
     assert "baton_router_fetch_seconds_count 0.0\n" in page
 
 
-async def test_a_refused_request_has_a_log_line(running: Any, decode: FakeNode, lines: Any) -> None:
+async def test_a_refused_request_has_a_log_line(
+    running: pools.Running, decode: FakeNode, lines: Any
+) -> None:
     async with running(decode) as client:
         await client.post("/v1/completions", {"prompt": SECRET, "top_p": 2})
     [line] = lines()
@@ -125,7 +128,7 @@ async def test_a_refused_request_has_a_log_line(running: Any, decode: FakeNode, 
 
 
 async def test_a_failed_stream_is_logged_with_the_failure_s_status(
-    running: Any, decode: FakeNode, lines: Any
+    running: pools.Running, decode: FakeNode, lines: Any
 ) -> None:
     decode.script.run = "fail"
     async with running(decode) as client:
@@ -134,7 +137,9 @@ async def test_a_failed_stream_is_logged_with_the_failure_s_status(
     assert (line["status"], line["error"], line["attempts"]) == (500, "engine_error", 1)
 
 
-async def test_a_disconnect_is_logged_as_499(running: Any, decode: FakeNode, lines: Any) -> None:
+async def test_a_disconnect_is_logged_as_499(
+    running: pools.Running, decode: FakeNode, lines: Any
+) -> None:
     decode.script.run = "half"
     async with running(decode) as client:
         body = {"prompt": "x", "stream": True}
@@ -147,7 +152,7 @@ async def test_a_disconnect_is_logged_as_499(running: Any, decode: FakeNode, lin
 
 
 async def test_a_request_that_moved_to_another_node_is_recorded_once(
-    running: Any, decode: FakeNode, lines: Any
+    running: pools.Running, decode: FakeNode, lines: Any
 ) -> None:
     async with FakeNode("decode-1", "decode") as other, running(decode, other) as client:
         decode.script.run = other.script.run = "half"

@@ -19,9 +19,9 @@ from baton_router.openai.completions import CompletionCall
 from baton_router.requests.prepared import Prepared
 from baton_router.requests.tokenize import fits_serving, prepare, prepare_for_kind
 from baton_text.artifacts import byte_artifacts
+from tests.router import pools
 from tests.support.nodes.fake_node import LAYOUT, VOCAB, FakeNode, make_report
 from tests.support.nodes.servings import make_serving
-from tests.support.pools.failing_pool import REPLY, join, text
 
 OLD, NEW = (Fingerprint(letter * 32) for letter in "12")
 
@@ -162,21 +162,21 @@ def changed_eos() -> dict[str, bytes]:
 
 @pytest.mark.integration
 async def test_a_stream_does_not_continue_on_a_node_with_other_eos_ids(
-    half_answered: Any, decode: FakeNode, other: FakeNode
+    half_answered: pools.Asked, decode: FakeNode, other: FakeNode
 ) -> None:
     other.serve_artifacts(changed_eos())
     async with half_answered(decode) as (client, answer):
-        await join(client, other)
+        await pools.join(client, other)
         await decode.restart("epoch-2")
         decode.script.run = "answer"
-        assert text(await answer) == REPLY
+        assert pools.text_of(await answer) == pools.REPLY
         assert other.got_of(RunJob) == []
 
 
 @pytest.mark.integration
 @pytest.mark.parametrize(("revision", "level"), [("", "WARNING"), ("r2", "INFO")])
 async def test_a_node_of_another_kind_is_logged_and_shown_with_the_differences(
-    running: Any,
+    running: pools.Running,
     decode: FakeNode,
     other: FakeNode,
     caplog: pytest.LogCaptureFixture,
@@ -187,7 +187,7 @@ async def test_a_node_of_another_kind_is_logged_and_shown_with_the_differences(
     other.serve_artifacts(changed_eos())
     other.report = msgspec.structs.replace(other.report, revision=revision)
     async with running(decode) as client:
-        await join(client, other)
+        await pools.join(client, other)
         nodes = (await client.get("/pool"))[1]["nodes"]
     assert [node["differs"] for node in nodes] == [[], ["generation_config.json"]]
     [warning] = [record for record in caplog.records if "different kinds" in record.message]
