@@ -77,7 +77,7 @@ async def test_a_pool_with_room_admits_every_call_at_once(
     occupy(decode)
     async with running(decode) as client:
         calls = [client.post(COMPLETIONS, body(f"p{n}")) for n in range(50)]
-        tasks = [asyncio.create_task(each) for each in calls]
+        tasks = [asyncio.create_task(call) for call in calls]
         await until(lambda: len(decode.got_of(RunJob)) == 50)
         assert await client.queued() == 0
         await cancel_all(client, *tasks)

@@ -79,7 +79,7 @@ async def send_call(client: pools.Client, number: int, **fields: Any) -> int:
 
 
 async def send_calls(client: pools.Client, first: int, count: int) -> None:
-    await asyncio.gather(*(send_call(client, first + each) for each in range(count)))
+    await asyncio.gather(*(send_call(client, first + number) for number in range(count)))
     await until_is(client.unfinished, 0)
     await until_is(client.answering, 0)
 
@@ -146,7 +146,7 @@ def simulate_day(view: PoolView, listener: KVEventListener, clock: Clock, day: i
         for start in range(2):
             epoch = Epoch(f"{name}-{start}")
             view.hello(make_report(name, role, fingerprint=kind, epoch=epoch))
-            hashes = [BlockHash(f"{day:06}{number:02}{each:08}".encode()) for each in range(200)]
+            hashes = [BlockHash(f"{day:06}{number:02}{chunk:08}".encode()) for chunk in range(200)]
             listener.apply(name, CacheEvents(epoch, tuple(hashes), reset=True, seq=0))
             listener.apply(name, CacheEvents(epoch, (), tuple(hashes[:50]), seq=1))
             listener.apply(name, CacheEvents(epoch, tuple(hashes[:9]), seq=5))  # frames are missing
@@ -205,7 +205,7 @@ def test_nothing_is_kept_of_tenants_that_have_gone() -> None:
         if hour + 1 in (HOURS // 2, HOURS):
             snapshots.append(sum(map(sizes, (shares, running, buckets, queue)), sizes(())))
     assert grown(*snapshots) == {}
-    assert [nan_paths(each) for each in (shares, running, buckets, queue)] == [[]] * 4
+    assert [nan_paths(part) for part in (shares, running, buckets, queue)] == [[]] * 4
 
 
 def test_a_queue_that_takes_turns_for_a_week_still_shares_by_weight() -> None:

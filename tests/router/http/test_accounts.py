@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import pytest
@@ -23,10 +23,11 @@ pytestmark = pytest.mark.integration
 
 SECRET = "nobody may read this"
 CHAT = {"messages": [{"role": "user", "content": SECRET}], "max_tokens": 4}
+Lines = Callable[[], list[dict[str, Any]]]
 
 
 @pytest.fixture
-def lines(caplog: pytest.LogCaptureFixture) -> Any:
+def lines(caplog: pytest.LogCaptureFixture) -> Lines:
     """`lines()` returns the fields of each access log line so far. The log level is DEBUG."""
     caplog.set_level(logging.DEBUG)
 
@@ -41,7 +42,7 @@ def lines(caplog: pytest.LogCaptureFixture) -> Any:
 
 
 async def test_an_answered_request_has_one_log_line_with_its_figures_and_no_content(
-    running: pools.Running, decode: FakeNode, lines: Any, caplog: pytest.LogCaptureFixture
+    running: pools.Running, decode: FakeNode, lines: Lines, caplog: pytest.LogCaptureFixture
 ) -> None:
     async with running(decode) as client:
         _, body, headers = await client.post("/v1/chat/completions", CHAT)
@@ -71,7 +72,7 @@ KV = RequestStats(
 
 
 async def test_a_log_line_has_matched_fetched_and_declined_tokens(
-    running: pools.Running, decode: FakeNode, lines: Any
+    running: pools.Running, decode: FakeNode, lines: Lines
 ) -> None:
     decode.script.stats = KV
     async with running(decode) as client:
@@ -97,7 +98,7 @@ async def test_a_log_line_has_matched_fetched_and_declined_tokens(
 
 
 async def test_a_hand_off_s_kv_figures_come_from_the_prefill_node(
-    running: pools.Running, decode: FakeNode, prefill: FakeNode, lines: Any
+    running: pools.Running, decode: FakeNode, prefill: FakeNode, lines: Lines
 ) -> None:
     prefill.script.stats = KV
     async with running(decode, prefill, handoff="always") as client:
@@ -118,7 +119,7 @@ async def test_without_stored_chunks_there_is_no_fetch_prediction(
 
 
 async def test_a_refused_request_has_a_log_line(
-    running: pools.Running, decode: FakeNode, lines: Any
+    running: pools.Running, decode: FakeNode, lines: Lines
 ) -> None:
     async with running(decode) as client:
         await client.post("/v1/completions", {"prompt": SECRET, "top_p": 2})
@@ -128,7 +129,7 @@ async def test_a_refused_request_has_a_log_line(
 
 
 async def test_a_failed_stream_is_logged_with_the_failure_s_status(
-    running: pools.Running, decode: FakeNode, lines: Any
+    running: pools.Running, decode: FakeNode, lines: Lines
 ) -> None:
     decode.script.run = "fail"
     async with running(decode) as client:
@@ -138,7 +139,7 @@ async def test_a_failed_stream_is_logged_with_the_failure_s_status(
 
 
 async def test_a_disconnect_is_logged_as_499(
-    running: pools.Running, decode: FakeNode, lines: Any
+    running: pools.Running, decode: FakeNode, lines: Lines
 ) -> None:
     decode.script.run = "half"
     async with running(decode) as client:
@@ -152,7 +153,7 @@ async def test_a_disconnect_is_logged_as_499(
 
 
 async def test_a_request_that_moved_to_another_node_is_recorded_once(
-    running: pools.Running, decode: FakeNode, lines: Any
+    running: pools.Running, decode: FakeNode, lines: Lines
 ) -> None:
     async with FakeNode("decode-1", "decode") as other, running(decode, other) as client:
         decode.script.run = other.script.run = "half"

@@ -4,6 +4,7 @@ change nor read anything. The tests send a browser's exact headers over a real s
 from __future__ import annotations
 
 import json
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -199,7 +200,7 @@ async def test_a_rebound_host_is_refused_even_if_it_is_the_page_s_own_origin(
 
 
 async def test_a_rebound_host_is_refused_even_with_an_api_key(
-    running: pools.Running, decode: FakeNode, tmp_path: Any
+    running: pools.Running, decode: FakeNode, tmp_path: Path
 ) -> None:
     keys = tmp_path / "keys"
     keys.write_text("acme key-of-acme\n")
@@ -317,7 +318,7 @@ async def test_a_preflight_s_invalid_names_are_not_echoed(
 
 
 async def test_preflights_need_no_key_and_an_allowed_page_can_read_errors(
-    running: pools.Running, decode: FakeNode, tmp_path: Any
+    running: pools.Running, decode: FakeNode, tmp_path: Path
 ) -> None:
     keys = tmp_path / "keys"
     keys.write_text("acme key-of-acme\n")

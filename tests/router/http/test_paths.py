@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import codecs
 import json
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -97,7 +98,7 @@ async def test_a_command_needs_its_exact_path(
     "path", ["//v1/models", "/v1/models/", "/v1//models", "//pool", "/metrics/", "//requests/x"]
 )
 async def test_a_path_with_a_slash_too_many_needs_the_same_key(
-    running: pools.Running, decode: FakeNode, path: str, tmp_path: Any
+    running: pools.Running, decode: FakeNode, path: str, tmp_path: Path
 ) -> None:
     keys = tmp_path / "keys"
     keys.write_text("alice the-only-key-of-this-test\n")

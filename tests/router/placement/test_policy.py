@@ -77,7 +77,10 @@ def filled(nodes: list[Candidate]) -> list[Candidate]:
     """The nodes, with fallbacks in place of unmeasured speeds."""
     [group] = fill_speeds([group_of(nodes)])
     candidates = candidates_of(group, "decode")
-    return [replace(each, role=node.role) for each, node in zip(candidates, nodes, strict=True)]
+    return [
+        replace(candidate, role=node.role)
+        for candidate, node in zip(candidates, nodes, strict=True)
+    ]
 
 
 P0, P1 = node("p0", "prefill"), node("p1", "prefill")
@@ -248,7 +251,7 @@ def test_a_hand_off_adds_the_decode_node_s_latency_unless_it_has_all_chunks() ->
     far = replace(D0, speeds=speeds_with(get_latency_ms=31.0))
     facts = prompt(512)
     assert pair_ms(facts, P0, far) - pair_ms(facts, P0, D0) == pytest.approx(30.0)
-    warm, warm_far = (replace(each, cached_chunks=32) for each in (D0, far))
+    warm, warm_far = (replace(candidate, cached_chunks=32) for candidate in (D0, far))
     assert pair_ms(facts, P0, warm) == pair_ms(facts, P0, warm_far)
 
 
@@ -289,7 +292,10 @@ def test_unmeasured_speeds_are_the_median_of_the_measured_ones_or_the_fallback()
     unmeasured = replace(D0, speeds=Speeds())
     assert filled([unmeasured])[0].speeds == FALLBACK
     fast = replace(D1, speeds=speeds_with(prefill_tokens_per_s=9000.0))
-    assert [each.speeds for each in filled([unmeasured, fast])] == [fast.speeds, fast.speeds]
+    assert [candidate.speeds for candidate in filled([unmeasured, fast])] == [
+        fast.speeds,
+        fast.speeds,
+    ]
     faster = replace(P0, speeds=speeds_with(prefill_tokens_per_s=11000.0))
     prefills, decodes = fill_speeds([group_of([faster]), group_of([unmeasured, fast])])
     assert list(decodes.prefill_tokens_per_s) == [10000.0, 9000.0]
@@ -340,9 +346,9 @@ def test_the_placement_is_the_cheapest_of_its_kind_within_a_tie(
 ) -> None:
     facts, nodes = situation
     placement = chosen(facts, nodes, handoff=handoff)
-    roles = {each.node: each.role for each in nodes}
-    decodes = [each for each in filled(nodes) if each.role == "decode"]
-    prefills = [each for each in filled(nodes) if each.role == "prefill"]
+    roles = {candidate.node: candidate.role for candidate in nodes}
+    decodes = [candidate for candidate in filled(nodes) if candidate.role == "decode"]
+    prefills = [candidate for candidate in filled(nodes) if candidate.role == "prefill"]
     if placement.prefill is None:
         eligible = decodes or prefills
         lowest = costs(facts, *eligible).alone_ms.min()

@@ -30,7 +30,7 @@ WARM = NodeId("decode-0")
 
 def make_pool(roles: list[Role], **speeds: float) -> PoolView:
     view = PoolView(lambda: 0.0, max_chunks=1000)
-    known = Speeds(
+    measured_speeds = Speeds(
         **(
             {
                 "prefill_tokens_per_s": 10_000.0,
@@ -43,7 +43,9 @@ def make_pool(roles: list[Role], **speeds: float) -> PoolView:
         )
     )
     for number, role in enumerate(roles):
-        view.hello(report(f"{role}-{number}", role, SHAPE, known, NodeLoad())).usable = True
+        view.hello(
+            report(f"{role}-{number}", role, SHAPE, measured_speeds, NodeLoad())
+        ).usable = True
     return view
 
 
@@ -62,7 +64,7 @@ def burst(
         placement = places.find_placement(request, stored, 0.0)
         assert isinstance(placement, Placement)
         split = bool(placement.prefill)
-        same_kind = [each for each in placement.considered if bool(each.prefill) == split]
+        same_kind = [option for option in placement.considered if bool(option.prefill) == split]
         best = same_kind[0].predicted_ms
         assert placement.predicted_ms <= best * (1 + TIE_SHARE) + TIE_MS + 1e-6
         places.book_placement(request, placement)
@@ -79,8 +81,8 @@ def test_a_burst_of_equal_prompts_spreads_evenly_over_the_nodes(
 ) -> None:
     view = make_pool(ROLES)
     placements = list(burst(view, PlacementPolicy(handoff="always"), stored))
-    prefills = Counter(each.prefill for each in placements)
-    decodes = Counter(each.decode for each in placements)
+    prefills = Counter(placement.prefill for placement in placements)
+    decodes = Counter(placement.decode for placement in placements)
     assert len(prefills) == 4
     assert max(prefills.values()) - min(prefills.values()) <= spread
     assert len(decodes) == 8
@@ -89,7 +91,9 @@ def test_a_burst_of_equal_prompts_spreads_evenly_over_the_nodes(
 
 def test_predicted_costs_grow_with_the_bookings_of_a_burst() -> None:
     view = make_pool(ROLES[4:8])
-    predicted_ms = [each.predicted_ms for each in burst(view, PlacementPolicy(), NOT_STORED)]
+    predicted_ms = [
+        placement.predicted_ms for placement in burst(view, PlacementPolicy(), NOT_STORED)
+    ]
     assert predicted_ms[-1] > 3 * predicted_ms[0]
     queues = [node.queued_tokens for node in view.nodes.values()]
     assert max(queues) - min(queues) <= len(PROMPT)  # queues differ by at most one prompt
@@ -98,7 +102,9 @@ def test_predicted_costs_grow_with_the_bookings_of_a_burst() -> None:
 def test_a_prefix_attracts_requests_until_a_cold_node_is_cheaper() -> None:
     view = make_pool(ROLES[4:8])
     cache_prompt(view, WARM)
-    decodes = [each.decode for each in burst(view, PlacementPolicy(), NOT_STORED, count=400)]
+    decodes = [
+        placement.decode for placement in burst(view, PlacementPolicy(), NOT_STORED, count=400)
+    ]
     first = next(n for n, node in enumerate(decodes) if node != WARM)
     # Cold node: 2,049 tokens at 10 tokens per ms. Warm node, per sequence: 0.5 ms slowdown of its
     # 10 ms steps, and 0.1 ms twice for the one uncached token: in the queue and as a stall.
@@ -111,7 +117,9 @@ def test_a_hot_prefix_spreads_sooner_by_fetching_than_by_computing() -> None:
     first_cold = []
     for view, stored in ((computing, NOT_STORED), (fetching, STORED)):
         cache_prompt(view, WARM)
-        decodes = [each.decode for each in burst(view, PlacementPolicy(), stored, count=400)]
+        decodes = [
+            placement.decode for placement in burst(view, PlacementPolicy(), stored, count=400)
+        ]
         first_cold.append(next(n for n, node in enumerate(decodes) if node != WARM))
         counts = Counter(decodes)
         assert counts[WARM] < 400

@@ -40,9 +40,9 @@ async def test_an_answer_or_stream_is_as_exact_as_all_nodes_of_its_placement(
     running: pools.Running, handoff: str, decode: Exact, prefill: Exact, stated: Exact
 ) -> None:
     async with (
-        FakeNode("decode-0", "decode", exact=decode) as one,
-        FakeNode("prefill-0", "prefill", exact=prefill) as two,
-        running(one, two, handoff=handoff) as client,
+        FakeNode("decode-0", "decode", exact=decode) as first,
+        FakeNode("prefill-0", "prefill", exact=prefill) as second,
+        running(first, second, handoff=handoff) as client,
     ):
         answer = await client.post("/v1/completions", pools.ask())
         assert (pools.text_of(answer), answer[2][HEADER]) == (pools.REPLY, stated)
@@ -85,9 +85,9 @@ async def test_an_answer_with_several_prompts_is_as_exact_as_the_nodes_of_all_pr
     running: pools.Running,
 ) -> None:
     async with (
-        FakeNode("decode-0", "decode", exact="bitwise") as one,
-        FakeNode("decode-1", "decode", exact="numeric") as two,
-        running(one, two, placement="round-robin") as client,
+        FakeNode("decode-0", "decode", exact="bitwise") as first,
+        FakeNode("decode-1", "decode", exact="numeric") as second,
+        running(first, second, placement="round-robin") as client,
     ):
         _, _, headers = await client.post("/v1/completions", pools.ask(prompt=["a", "b"]))
         assert headers[HEADER] == "numeric"

@@ -18,7 +18,7 @@ BODY = {"prompt": "x" * 20, "max_tokens": 1}
 
 
 async def rankings(
-    client: pools.Client, monkeypatch: Any, headers: dict[str, str]
+    client: pools.Client, monkeypatch: pytest.MonkeyPatch, headers: dict[str, str]
 ) -> tuple[int, list[Any]]:
     """Post one call: the answer's status, and the policy of each placement."""
     seen: list[Any] = []
@@ -35,7 +35,7 @@ async def rankings(
 
 
 async def test_the_policy_header_counts_only_if_the_router_allows_it(
-    running: pools.Running, decode: FakeNode, monkeypatch: Any
+    running: pools.Running, decode: FakeNode, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     headers = {"x-baton-policy": "round-robin"}
     async with running(decode, allow_policy_header=True, placement="random") as client:

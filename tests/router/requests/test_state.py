@@ -504,12 +504,12 @@ def test_append_tokens_takes_exactly_the_deltas_that_on_delta_only_emits(
     deltas: list[Delta], node: NodeId
 ) -> None:
     fast, slow = record(n=2, split=False), record(n=2, split=False)
-    for each in deltas:
-        actions = slow.on_delta(node, each)
-        if fast.append_tokens(node, each):
-            assert actions == [Emit(each)]
+    for next_delta in deltas:
+        actions = slow.on_delta(node, next_delta)
+        if fast.append_tokens(node, next_delta):
+            assert actions == [Emit(next_delta)]
         else:
-            assert fast.on_delta(node, each) == actions
+            assert fast.on_delta(node, next_delta) == actions
         assert (fast.outputs, fast.phase) == (slow.outputs, slow.phase)
         assert (fast.open, fast.attempt, fast.strikes) == (slow.open, slow.attempt, slow.strikes)
 

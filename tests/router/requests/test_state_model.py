@@ -194,14 +194,14 @@ class ModelNode:
     def _delta(self, job: Job, choice: int, count: int) -> Delta:
         length, start = self.lengths[choice], job.have[choice]
         until = min(length, start + count)
-        known = len(text_of(choice, start, length))
+        overlap = len(text_of(choice, start, length))
         return Delta(
             RID,
             job.attempt,
             choice,
             start,
             ids=tuple(token(choice, position) for position in range(start, until)),
-            text=text_of(choice, until, length)[known:],
+            text=text_of(choice, until, length)[overlap:],
             finish="length" if until == length else None,
         )
 

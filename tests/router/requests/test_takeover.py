@@ -245,8 +245,8 @@ def summary(frames: Iterable[ToNode]) -> list[str]:
     lines = []
     for frame in frames:
         if isinstance(frame, RunJob):
-            known = len(frame.request.outputs[0])
-            lines.append(f"run {frame.request.attempt}" + (f" from {known}" if known else ""))
+            length = len(frame.request.outputs[0])
+            lines.append(f"run {frame.request.attempt}" + (f" from {length}" if length else ""))
         elif isinstance(frame, PrefillJob):
             lines.append(f"prefill {frame.request.attempt} for {frame.decode_node}")
         elif isinstance(frame, Abort):
