@@ -69,9 +69,12 @@ async def test_a_disconnect_during_a_hand_off_frees_both_nodes(
 ) -> None:
     prefill.script.prefill = "silent"
     async with running(decode, prefill, handoff="always") as client:
-        async with connected(client, stream=True):
-            await until(lambda: prefill.got_of(PrefillJob) and decode.got_of(RunJob))
-        await until_freed(client, prefill, decode)
+        for stream in (True, False):
+            async with connected(client, stream=stream):
+                await until(lambda: prefill.got_of(PrefillJob) and decode.got_of(RunJob))
+            await until_freed(client, prefill, decode)
+            prefill.got.clear()
+            decode.got.clear()
 
 
 async def test_a_disconnect_before_the_first_token_frees_the_node(

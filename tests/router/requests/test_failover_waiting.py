@@ -155,9 +155,8 @@ async def test_missing_role_queue_waits_for_a_node_of_the_role(
     running: pools.Running, decode: FakeNode, prefill: FakeNode
 ) -> None:
     async with running(decode, missing_role="queue") as client:
-        assert (
-            pools.text_of(await pools.completing(client)) == pools.REPLY
-        )  # short: needs no prefill node
+        short = await pools.completing(client)  # needs no prefill node
+        assert pools.text_of(short) == pools.REPLY
         answer = pools.completing(client, prompt=pools.LONG)
         await until(lambda: [r.phase for r in pools.records(client)] == ["waiting"])
         await pools.join(client, prefill)

@@ -90,31 +90,6 @@ async def test_the_client_gets_the_decode_node_s_final_error(
         assert len(decode.got_of(RunJob)) == 1
 
 
-async def test_a_disconnect_frees_both_nodes(
-    running: pools.Running, decode: FakeNode, prefill: FakeNode
-) -> None:
-    prefill.script.prefill = "silent"
-    async with running(decode, prefill, handoff="always") as client:
-        answer = pools.completing(client)
-        await until(lambda: prefill.got_of(PrefillJob))
-        answer.cancel()
-        await until(lambda: prefill.got_of(Abort) and decode.got_of(Abort))
-        assert await client.unfinished() == 0
-        assert await client.booked() == 0
-
-
-async def test_a_disconnect_mid_stream_frees_the_node(
-    running: pools.Running, decode: FakeNode
-) -> None:
-    decode.script.run = "half"
-    async with running(decode) as client:
-        async with client.session.post(
-            client.url + "/v1/completions", json=pools.ask(stream=True)
-        ) as response:
-            await response.content.readline()
-        await until(lambda: decode.got_of(Abort))
-
-
 async def test_a_request_past_its_deadline_ends_with_a_504(
     running: pools.Running, decode: FakeNode
 ) -> None:

@@ -1,4 +1,4 @@
-"""What the router records of a finished request: one access log line, and times in histograms."""
+"""What the router records of a finished request: one log line, and times in histograms."""
 
 from __future__ import annotations
 
