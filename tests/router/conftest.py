@@ -16,12 +16,12 @@ def running() -> pools.Running:
 
 
 @pytest.fixture
-def half_answered() -> pools.Asked:
+def half_answered() -> pools.RunningRequest:
     return pools.half_answered
 
 
 @pytest.fixture
-def handing_off() -> pools.Asked:
+def handing_off() -> pools.RunningRequest:
     return pools.handing_off
 
 

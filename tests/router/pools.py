@@ -140,7 +140,7 @@ class Running(Protocol):
     ) -> AbstractAsyncContextManager[Client]: ...
 
 
-class Asked(Protocol):
+class RunningRequest(Protocol):
     """Like Running, but yields also the answer to one request, which is under way."""
 
     def __call__(

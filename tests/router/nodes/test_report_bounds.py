@@ -171,7 +171,7 @@ async def test_an_invalid_error_moves_the_request_to_another_node(
 
 
 async def test_a_node_that_sends_unreadable_tokens_is_lost_at_once(
-    half_answered: pools.Asked, decode: FakeNode, other: FakeNode
+    half_answered: pools.RunningRequest, decode: FakeNode, other: FakeNode
 ) -> None:
     async with half_answered(decode, link_patience_s=600.0) as (client, answer):
         await pools.join(client, other)
@@ -219,7 +219,10 @@ async def test_chunks_with_invalid_hashes_are_not_listed(
 
 
 async def test_a_frame_that_is_too_large_closes_the_link_and_moves_the_requests(
-    half_answered: pools.Asked, decode: FakeNode, other: FakeNode, caplog: pytest.LogCaptureFixture
+    half_answered: pools.RunningRequest,
+    decode: FakeNode,
+    other: FakeNode,
+    caplog: pytest.LogCaptureFixture,
 ) -> None:
     async with half_answered(decode, link_patience_s=600.0) as (client, answer):
         await pools.join(client, other)

@@ -124,7 +124,7 @@ async def test_a_failed_prefill_job_is_explained_and_counts_no_prediction_error(
 
 
 async def test_the_explanation_has_the_lost_node_and_the_wait_for_another(
-    half_answered: pools.Asked, decode: FakeNode, other: FakeNode
+    half_answered: pools.RunningRequest, decode: FakeNode, other: FakeNode
 ) -> None:
     async with half_answered(decode) as (client, answer):
         await decode.stop()
@@ -142,7 +142,7 @@ async def test_the_explanation_has_the_lost_node_and_the_wait_for_another(
 
 
 async def test_a_running_request_has_an_explanation_up_to_now(
-    half_answered: pools.Asked, decode: FakeNode
+    half_answered: pools.RunningRequest, decode: FakeNode
 ) -> None:
     async with half_answered(decode) as (client, answer):
         (request,) = client.router.dispatcher.in_flight.values()

@@ -309,7 +309,7 @@ async def test_past_the_drain_deadline_a_stream_moves_to_another_node_without_a_
 
 
 async def test_a_request_stays_on_its_draining_node_until_another_node_can_take_it(
-    half_answered: pools.Asked, decode: FakeNode, other: FakeNode
+    half_answered: pools.RunningRequest, decode: FakeNode, other: FakeNode
 ) -> None:
     async with half_answered(decode) as (client, answer):
         for _ in range(3):
@@ -342,7 +342,7 @@ async def test_a_request_handed_back_at_shutdown_is_placed_again_without_strike_
 
 
 async def test_a_drained_failure_of_another_attempt_is_ignored(
-    half_answered: pools.Asked, decode: FakeNode
+    half_answered: pools.RunningRequest, decode: FakeNode
 ) -> None:
     async with half_answered(decode) as (client, answer):
         [record] = pools.records(client)

@@ -65,7 +65,7 @@ async def test_finished_choices_are_not_run_again(
 
 
 async def test_a_resumed_request_is_not_split_again(
-    half_answered: pools.Asked, decode: FakeNode, prefill: FakeNode, other: FakeNode
+    half_answered: pools.RunningRequest, decode: FakeNode, prefill: FakeNode, other: FakeNode
 ) -> None:
     async with half_answered(decode, prefill, handoff="always") as (client, answer):
         await pools.join(client, other)
@@ -79,7 +79,7 @@ async def test_a_resumed_request_is_not_split_again(
 
 
 async def test_a_request_waits_while_no_node_is_left(
-    half_answered: pools.Asked, decode: FakeNode
+    half_answered: pools.RunningRequest, decode: FakeNode
 ) -> None:
     async with half_answered(decode) as (client, answer):
         await decode.stop()
@@ -90,7 +90,7 @@ async def test_a_request_waits_while_no_node_is_left(
 
 
 async def test_a_disconnect_while_the_request_waits_frees_everything(
-    half_answered: pools.Asked, decode: FakeNode
+    half_answered: pools.RunningRequest, decode: FakeNode
 ) -> None:
     async with half_answered(decode) as (client, answer):
         await decode.stop()
@@ -116,7 +116,10 @@ async def test_a_request_that_waits_past_its_deadline_ends_with_a_504(
 
 
 async def test_the_time_left_in_each_job_does_not_depend_on_the_wall_clock(
-    half_answered: pools.Asked, decode: FakeNode, other: FakeNode, monkeypatch: pytest.MonkeyPatch
+    half_answered: pools.RunningRequest,
+    decode: FakeNode,
+    other: FakeNode,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     real = time.time
     monkeypatch.setattr(time, "time", lambda: real() + 3600.0)
@@ -139,7 +142,7 @@ async def test_the_time_left_in_each_job_does_not_depend_on_the_wall_clock(
 
 
 async def test_a_hand_off_continues_when_its_links_come_back(
-    handing_off: pools.Asked, decode: FakeNode, prefill: FakeNode
+    handing_off: pools.RunningRequest, decode: FakeNode, prefill: FakeNode
 ) -> None:
     async with handing_off(decode, prefill, link_patience_s=20.0) as (_, answer):
         decode.cut_links()
@@ -152,7 +155,7 @@ async def test_a_hand_off_continues_when_its_links_come_back(
 
 
 async def test_a_frozen_node_is_lost_and_gets_the_abort_first_when_it_wakes(
-    half_answered: pools.Asked, decode: FakeNode, other: FakeNode
+    half_answered: pools.RunningRequest, decode: FakeNode, other: FakeNode
 ) -> None:
     async with half_answered(decode, bounds={"ping_s": 0.2}) as (client, answer):
         await pools.join(client, other)

@@ -182,7 +182,7 @@ async def test_missing_role_fail_refuses_and_names_the_role(
 
 
 async def test_an_accepted_request_may_finish_on_a_node_of_any_role(
-    half_answered: pools.Asked, decode: FakeNode, prefill: FakeNode
+    half_answered: pools.RunningRequest, decode: FakeNode, prefill: FakeNode
 ) -> None:
     async with half_answered(decode, prefill, missing_role="fail", handoff="never") as (_, answer):
         await decode.stop()

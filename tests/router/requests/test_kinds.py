@@ -162,7 +162,7 @@ def changed_eos() -> dict[str, bytes]:
 
 @pytest.mark.integration
 async def test_a_stream_does_not_continue_on_a_node_with_other_eos_ids(
-    half_answered: pools.Asked, decode: FakeNode, other: FakeNode
+    half_answered: pools.RunningRequest, decode: FakeNode, other: FakeNode
 ) -> None:
     other.serve_artifacts(changed_eos())
     async with half_answered(decode) as (client, answer):

@@ -222,7 +222,7 @@ async def test_a_stream_past_the_drain_deadline_ends_with_an_error_that_names_th
 
 @pytest.mark.parametrize("cause", ["leaves", "hands back", "is lost"])
 async def test_a_started_call_without_streaming_ends_with_a_retryable_503(
-    half_answered: pools.Asked, decode: FakeNode, new: FakeNode, cause: str
+    half_answered: pools.RunningRequest, decode: FakeNode, new: FakeNode, cause: str
 ) -> None:
     async with half_answered(decode) as (client, answer):
         await pools.join(client, new)
@@ -253,7 +253,7 @@ async def test_before_the_drain_deadline_a_request_finishes_on_its_node(
 
 
 async def test_a_started_request_waits_while_a_node_of_its_kind_may_come_back(
-    half_answered: pools.Asked, decode: FakeNode, other: FakeNode, new: FakeNode
+    half_answered: pools.RunningRequest, decode: FakeNode, other: FakeNode, new: FakeNode
 ) -> None:
     async with half_answered(decode) as (client, answer):
         await pools.join(client, other)
@@ -269,7 +269,7 @@ async def test_a_started_request_waits_while_a_node_of_its_kind_may_come_back(
 
 
 async def test_a_waiting_request_fails_once_no_node_of_its_kind_can_come_back(
-    half_answered: pools.Asked, decode: FakeNode, other: FakeNode, new: FakeNode
+    half_answered: pools.RunningRequest, decode: FakeNode, other: FakeNode, new: FakeNode
 ) -> None:
     async with half_answered(decode) as (client, answer):
         await pools.join(client, other)
@@ -284,7 +284,7 @@ async def test_a_waiting_request_fails_once_no_node_of_its_kind_can_come_back(
 
 
 async def test_a_request_waits_for_a_node_that_drains_for_another_reason(
-    half_answered: pools.Asked, decode: FakeNode, new: FakeNode
+    half_answered: pools.RunningRequest, decode: FakeNode, new: FakeNode
 ) -> None:
     async with half_answered(decode) as (client, answer):
         await pools.join(client, new)

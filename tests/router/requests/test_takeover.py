@@ -260,7 +260,7 @@ def summary(frames: Iterable[ToNode]) -> list[str]:
 
 @pytest.mark.parametrize("row", ROWS, ids=str)
 async def test_the_client_gets_the_whole_reply_and_nodes_get_only_the_needed_frames(
-    half_answered: pools.Asked, handing_off: pools.Asked, row: Row
+    half_answered: pools.RunningRequest, handing_off: pools.RunningRequest, row: Row
 ) -> None:
     opened = half_answered if row.at == "half" else handing_off
     async with AsyncExitStack() as stack:
