@@ -30,10 +30,10 @@ from baton_protocol.link import CacheEvents, to_router_codec
 from baton_protocol.store import NodeLoad, Role, Speeds
 from baton_router.nodes.pool_view import PoolView
 from baton_router.nodes.prefix_index import ENTRY_BYTES, SCRUB_AT, ChunkIndex
-from baton_router.placement.policy import Policy
-from baton_router.requests.dispatcher import Placer
+from baton_router.placement.policy import PlacementPolicy
 from baton_router.requests.in_flight import InFlightRequest
-from baton_router.requests.tokenize import _chunk_names
+from baton_router.requests.placer import Placer
+from baton_router.requests.tokenize import _hash_chunks_now
 from benchmarks.support.figures import Verdict, at_most, exit_code, machine, percentile, spread
 from benchmarks.support.router.placement_pool import in_flight, kind, layout, no_store, report
 
@@ -103,7 +103,7 @@ def find_us(
     times = []
     for one, stored in asked:
         began = clock()
-        places.find(one, stored, 0.0)
+        places.find_placement(one, stored, 0.0)
         times.append((clock() - began) * 1e6)
     return times
 
@@ -112,7 +112,7 @@ def finding(chunk_blocks: int, options: argparse.Namespace) -> Verdict:
     rng = random.Random(7)
     view = a_view(chunk_blocks, options.chunks, rng)
     asked = conversations(view, chunk_blocks, options.prompts, rng)
-    places = Placer(view, no_store(), Policy(), rng)
+    places = Placer(view, no_store(), PlacementPolicy(), rng)
     own: list[list[float]] = []
     wall: list[list[float]] = []
     for turn in range(options.passes + 1):
@@ -141,7 +141,7 @@ def hashing_us(chunk_blocks: int) -> float:
     times = []
     for _ in range(20):
         began = time.thread_time()
-        _chunk_names(ids, sample, "")
+        _hash_chunks_now(ids, sample, "")
         times.append((time.thread_time() - began) * 1e6)
     return percentile(times, 0.5)
 

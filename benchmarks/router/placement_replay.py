@@ -26,9 +26,10 @@ from baton_protocol.ids import BlockHash, NodeId
 from baton_protocol.policies import RANKINGS, Ranking
 from baton_protocol.store import NodeLoad, Role
 from baton_router.nodes.pool_view import PoolView
-from baton_router.placement.policy import Placement, Policy
-from baton_router.requests.dispatcher import Placer
-from baton_router.requests.state import PlacementBasis
+from baton_router.placement.placement import Placement
+from baton_router.placement.policy import PlacementPolicy
+from baton_router.requests.attempt import PlacementBasis
+from baton_router.requests.placer import Placer
 from benchmarks.support.figures import Verdict, exit_code, percentile
 from benchmarks.support.router.placement_pool import in_flight, kind, no_store, report
 from benchmarks.support.router.replay_nodes import (
@@ -96,7 +97,9 @@ class Replay:
         self._time = Timeline()
         self._view = PoolView(lambda: self._time.now, 1_000_000)
         self._store = Chunks(STORE_CHUNKS)
-        self._places = Placer(self._view, no_store(), Policy(ranking=ranking), random.Random(1))
+        self._places = Placer(
+            self._view, no_store(), PlacementPolicy(ranking=ranking), random.Random(1)
+        )
         self._nodes: dict[NodeId, Node] = {}
         self._began: dict[str, float] = {}
         self.jobs: list[Job] = []
@@ -138,9 +141,9 @@ class Replay:
         prompt = (0,) * turn.prompt
         one = in_flight(f"r{number}", prompt, turn.chunks, kind(SHAPE))
         stored = [name in self._store for name in turn.chunks]
-        found = self._places.find(one, stored, self._time.now)
+        found = self._places.find_placement(one, stored, self._time.now)
         assert isinstance(found, Placement)
-        one.record.placed(found, self._places.take(one, found), BASIS)
+        one.record.start_attempt(found, self._places.book_placement(one, found), BASIS)
         job = Job(one, self._time.now, turn.prompt, turn.answer, turn.after)
         job.decode = self._nodes[found.decode]
         self.jobs.append(job)
@@ -157,7 +160,7 @@ class Replay:
 
     def _end(self, job: Job) -> None:
         self._ended += 1
-        self._places.leave(job.request)
+        self._places.release_bookings(job.request)
 
 
 def figures(jobs: list[Job], options: argparse.Namespace) -> tuple[float, float, float]:

@@ -27,8 +27,8 @@ from baton_engine.config.model_config import compute_dtype
 from baton_operator.autoscaling.planner.reasons import REASONS
 from baton_operator.metrics import Metrics
 from baton_protocol import errors
-from baton_router.placement.policy import Reason
-from baton_router.requests.state import Cause
+from baton_router.placement.placement import PlacementReason
+from baton_router.requests.attempt import Cause
 from baton_router.settings import RequestSettings
 from baton_text.parsers.registry import TOOL_PARSERS
 from tests.support.clients.http import exchange, text_of
@@ -179,7 +179,7 @@ def test_the_help_of_dtype_says_what_auto_is(dtype: str, alone: str, in_a_pool: 
 
 def test_every_placement_reason_is_explained() -> None:
     text = (ROOT / "docs" / "reason-codes.md").read_text()
-    for reason in typing.get_args(Reason):
+    for reason in typing.get_args(PlacementReason):
         assert f"| `{reason}` |" in text
 
 

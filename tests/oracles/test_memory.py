@@ -38,7 +38,7 @@ from baton_protocol.hashing import chunk_hashes, extend_hashes, root_hash
 from baton_protocol.ids import Fingerprint, NodeId
 from baton_protocol.layout import KVLayout
 from baton_protocol.store import Speeds
-from baton_router.placement.policy import NodeCosts, RequestFacts
+from baton_router.placement.costs import NodeCosts, RequestFacts
 from tests.support.engines.demands import demand_of, kv_layout
 from tests.support.nodes.candidates import Candidate, group_of
 

@@ -20,7 +20,7 @@ from baton_protocol.errors import ErrorRecord
 from baton_protocol.ids import RequestId
 from baton_protocol.link import Delta, Deltas, RequestStats, RunJob
 from baton_router.errors import RequestFailed
-from baton_router.requests.in_flight import OutputQueue
+from baton_router.requests.output_queue import OutputQueue
 from baton_router.server.router import Router
 from baton_router.settings import RouterSettings
 from baton_text.artifacts import TOKENIZER, byte_artifacts
@@ -151,29 +151,29 @@ def text_of(batch: Sequence[tuple[int, Delta]]) -> str:
 
 async def test_the_reader_gets_all_queued_items_at_once_O_OUT_3() -> None:
     queue = OutputQueue(1)
-    queue.put(0, piece(0, "a"))
-    queue.put(0, piece(1, "b"))
-    assert text_of(await queue.next()) == "ab"
-    queue.end()
-    assert await queue.next() == []
+    queue.put_delta(0, piece(0, "a"))
+    queue.put_delta(0, piece(1, "b"))
+    assert text_of(await queue.next_batch()) == "ab"
+    queue.end_request()
+    assert await queue.next_batch() == []
 
 
 async def test_the_reader_of_an_empty_queue_waits_for_a_put_O_OUT_3c() -> None:
     queue = OutputQueue(1)
-    reading = asyncio.create_task(queue.next())
+    reading = asyncio.create_task(queue.next_batch())
     for _ in range(5):
         await asyncio.sleep(0)
     assert not reading.done()
-    queue.put(0, piece(0, "a"))
+    queue.put_delta(0, piece(0, "a"))
     async with asyncio.timeout(WAIT_S):
         assert text_of(await reading) == "a"
 
 
 async def test_an_error_wakes_the_reader_O_OUT_3d() -> None:
     queue = OutputQueue(1)
-    reading = asyncio.create_task(queue.next())
+    reading = asyncio.create_task(queue.next_batch())
     await asyncio.sleep(0)
-    queue.fail(ErrorRecord("gone", "engine_error"))
+    queue.put_error(ErrorRecord("gone", "engine_error"))
     async with asyncio.timeout(WAIT_S):
         with pytest.raises(RequestFailed, match="gone"):
             await reading
@@ -181,11 +181,11 @@ async def test_an_error_wakes_the_reader_O_OUT_3d() -> None:
 
 async def test_items_queued_before_an_error_are_read_before_it_O_OUT_3d() -> None:
     queue = OutputQueue(1)
-    queue.put(0, piece(0, "a"))
-    queue.fail(ErrorRecord("gone", "engine_error"))
-    assert text_of(await queue.next()) == "a"
+    queue.put_delta(0, piece(0, "a"))
+    queue.put_error(ErrorRecord("gone", "engine_error"))
+    assert text_of(await queue.next_batch()) == "a"
     with pytest.raises(RequestFailed):
-        await queue.next()
+        await queue.next_batch()
 
 
 def test_logprobs_have_the_expected_ranks_O_OUT_4() -> None:

@@ -15,8 +15,11 @@ from baton_protocol.sampling import SamplingParams
 from baton_protocol.store import Kind, NodeLoad, NodeReport, Role, Speeds, kind_of
 from baton_router.nodes.model_artifacts import Serving
 from baton_router.nodes.prefix_index import Markers
-from baton_router.requests.in_flight import InFlightRequest, OutputQueue, Prepared, Ticket
+from baton_router.requests.in_flight import InFlightRequest
+from baton_router.requests.output_queue import OutputQueue
+from baton_router.requests.prepared import Prepared
 from baton_router.requests.state import RequestRecord
+from baton_router.requests.ticket import Ticket
 
 FINGERPRINT = Fingerprint("b" * 32)
 

@@ -16,107 +16,15 @@ place.
 
 from __future__ import annotations
 
-import math
 from collections import OrderedDict
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from itertools import islice
 from operator import itemgetter
-from typing import Protocol
 
 from baton_protocol.errors import QueueFull
 
-FADED = 0.01  # a tenant with a smaller share of all is forgotten
-
-
-@dataclass(slots=True)
-class _Share:
-    amount: float
-    weight: float
-
-
-class UsageShares:
-    """Whether a tenant has more of a quantity than its share, such as running sequences.
-
-    In: amounts that tenants take and give back, and their weights. Out: yes or no. Amounts decay to
-    1/e in `fades_s` seconds of `clock`; by default they stay until given back. New amounts are
-    scaled up instead of old ones down, since only ratios matter, so adding touches one tenant.
-    """
-
-    def __init__(self, clock: Callable[[], float], fades_s: float = math.inf) -> None:
-        self._clock = clock
-        self._fades_s = fades_s
-        self._since = clock()
-        self._shares: dict[str, _Share] = {}
-        self._amounts = 0.0
-        self._weights = 0.0
-
-    def __len__(self) -> int:
-        """Number of tenants with an amount."""
-        return len(self._shares)
-
-    def add(self, tenant: str, amount: float, weight: float) -> None:
-        elapsed = (self._clock() - self._since) / self._fades_s
-        if elapsed > 1:
-            self._fade(math.exp(-elapsed))
-            elapsed = 0.0
-        scale = math.exp(elapsed)
-        share = self._shares.setdefault(tenant, _Share(0.0, 0.0))
-        share.amount += amount * scale
-        self._amounts += amount * scale
-        self._weights += weight - share.weight
-        share.weight = weight
-
-    def give_back(self, tenant: str, amount: float) -> None:
-        """Return part of an amount; only for amounts that do not decay."""
-        share = self._shares[tenant]
-        share.amount -= amount
-        self._amounts -= amount
-        if share.amount <= 0:
-            self._weights -= self._shares.pop(tenant).weight
-
-    def has_more(self, tenant: str, weight: float) -> bool:
-        """Whether the tenant has more than its weight's share, among the tenants with an amount. A
-        tenant alone is compared with one other of weight 1."""
-        share = self._shares.get(tenant)
-        if share is None:
-            return False
-        others = self._weights - share.weight if len(self._shares) > 1 else 1.0
-        return share.amount * (weight + others) > weight * self._amounts
-
-    def _fade(self, factor: float) -> None:
-        """Scale all amounts by `left` and forget tenants with a negligible one."""
-        self._since = self._clock()
-        min_amount = FADED * factor * self._amounts
-        for share in self._shares.values():
-            share.amount *= factor
-        self._shares = {
-            name: share for name, share in self._shares.items() if share.amount > min_amount
-        }
-        self._amounts = sum(share.amount for share in self._shares.values())
-        self._weights = sum(share.weight for share in self._shares.values())
-
-
-class Waiting(Protocol):
-    """What admission sees of a waiting call; the HTTP layer implements it.
-
-    `waits` is the reason why the call waits, "" if it does not.
-    """
-
-    waits: str
-
-    @property
-    def tenant_name(self) -> str:
-        """The tenant of the call; "" if the router has no API keys."""
-
-
-class KeepAlive(Protocol):
-    """A stream whose client gives up if it receives nothing for long; send every `keepalive_s`."""
-
-    keepalive_s: float
-
-    async def keep_alive(self) -> None:
-        """Send a keep-alive. Raise ConnectionError if the client is gone."""
+Lane = OrderedDict["Waiter", int]  # waiter to its number in order of arrival
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -133,9 +41,6 @@ class Waiter:
     max_queued: int | None = None
     splits: bool = False
     begun: bool = False
-
-
-Lane = OrderedDict[Waiter, int]  # waiter to its number in order of arrival
 
 
 @dataclass(slots=True)
@@ -246,14 +151,14 @@ class FairQueue:
             for priority, level in self._levels.items()
         }
 
-    def of(self, tenant: str) -> int:
+    def count_waiting(self, tenant: str) -> int:
         """Number of the tenant's calls that wait to begin."""
         flows = (level.flows.get(tenant) for level in self._levels.values())
         return sum(flow.refusable for flow in flows if flow is not None)
 
     def add(self, waiter: Waiter) -> Waiter | None:
         """Add a waiter. Return the waiter it replaced, if any. Raise QueueFull."""
-        evicted = None if waiter.begun else self._place(waiter)
+        evicted = None if waiter.begun else self._make_room(waiter)
         if evicted is not None:
             self.remove(evicted)
         self._levels.setdefault(waiter.priority, _Level()).add(waiter)
@@ -278,7 +183,7 @@ class FairQueue:
             for flow in sorted(level.flows.values(), key=lambda flow: flow.start):
                 yield from flow.heads()
 
-    def take(self, head: Waiter) -> None:
+    def take_head(self, head: Waiter) -> None:
         """Remove a waiter that `heads` returned, because it was admitted."""
         self._levels[head.priority].take(head)
         self._size -= 1
@@ -287,18 +192,19 @@ class FairQueue:
         priority = max((p for p, level in self._levels.items() if level.flows), default=None)
         return self._levels[priority] if priority is not None else None
 
-    def _place(self, waiter: Waiter) -> Waiter | None:
+    def _make_room(self, waiter: Waiter) -> Waiter | None:
         """The waiter to replace, or None if a place is free. Raise QueueFull."""
-        if waiter.max_queued is not None and self.of(waiter.tenant) >= waiter.max_queued:
+        waiting = self.count_waiting(waiter.tenant)
+        if waiter.max_queued is not None and waiting >= waiter.max_queued:
             raise QueueFull(
-                f"this tenant already has {self.of(waiter.tenant)} waiting requests and may "
-                f"have at most {waiter.max_queued}; send the request again later"
+                f"this tenant already has {waiting} waiting requests and may have at most "
+                f"{waiter.max_queued}; send the request again later"
             )
         flows = (flow for level in self._levels.values() for flow in level.flows.values())
         full = sum(flow.refusable for flow in flows) >= self._max_waiting
-        return self._evicted(waiter) if full else None
+        return self._choose_evicted(waiter) if full else None
 
-    def _evicted(self, waiter: Waiter) -> Waiter:
+    def _choose_evicted(self, waiter: Waiter) -> Waiter:
         refusable = {
             p: [flow for flow in level.flows.values() if flow.refusable]
             for p, level in self._levels.items()

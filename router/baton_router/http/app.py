@@ -33,14 +33,12 @@ from baton_router.http.connections import (
     PLACEMENT_HEADER,
 )
 from baton_router.http.drain import DrainRoutes
-from baton_router.http.generation import (
-    TRAIL,
-    GenerationRoutes,
-)
+from baton_router.http.generation import GenerationRoutes
+from baton_router.http.observers import CONTEXT
 from baton_router.http.openapi import document
 from baton_router.http.pool_routes import PoolRoutes
-from baton_router.observability.request_log import RequestLog, client_id
 from baton_router.openai.answers import ErrorAnswer
+from baton_router.requests.context import RequestContext, valid_client_id
 from baton_router.settings import USUAL_PORTS, RouterSettings, plain_origin
 
 READING = frozenset({"GET", "HEAD", "OPTIONS"})
@@ -214,14 +212,14 @@ def _header_signal(
     async def add_headers(request: web.Request, response: web.StreamResponse) -> None:
         """Add the headers of every answer just before it is sent: ids, placement, exactness,
         CORS."""
-        trail = request.get(TRAIL)
-        if trail is None:
+        context = request.get(CONTEXT)
+        if context is None:
             return  # not from the application; `connections` set its headers
         headers = response.headers
-        headers[ID_HEADER], headers[OWN_ID_HEADER] = trail.shown_id, trail.id
-        if trail.endpoint and (placement := trail.placement()) is not None:
+        headers[ID_HEADER], headers[OWN_ID_HEADER] = context.shown_id, context.id
+        if context.endpoint and (placement := context.placement_header()) is not None:
             headers[PLACEMENT_HEADER] = placement
-        if (exact := trail.exact()) is not None:
+        if (exact := context.exact()) is not None:
             headers[EXACT_HEADER] = exact
         guard.add_cors_headers(request, response)
 
@@ -233,19 +231,19 @@ def _outer_middleware(api: Api, guard: BrowserGuard) -> Middleware:
     async def middleware(request: web.Request, handler: Handler) -> web.StreamResponse:
         # A CORS preflight on a generation path is not a generation request.
         endpoint = GENERATION.get(request.path, "") if request.method != "OPTIONS" else ""
-        given_id = client_id(request.headers.get(ID_HEADER))
-        request[TRAIL] = trail = RequestLog(api.new_id(), api.clock(), endpoint, given_id)
+        given_id = valid_client_id(request.headers.get(ID_HEADER))
+        request[CONTEXT] = context = RequestContext(api.new_id(), api.clock(), endpoint, given_id)
         observers = api.generation.observers
         if endpoint:
-            observers.begin(trail, request.headers.get("traceparent", ""))
+            observers.begin_call(context, request.headers.get("traceparent", ""))
         code = CLIENT_LEFT
         try:
             response = await _answer(api, guard, request, handler)
-            code = response.status if trail.failure is None else trail.failure.status
+            code = response.status if context.failure is None else context.failure.status
             return response
         finally:
             if endpoint:
-                observers.end(trail, code, api.clock())
+                observers.end_call(context, code, api.clock())
 
     return middleware
 
@@ -259,11 +257,11 @@ async def _answer(
             return preflight
         authorization = request.headers.get("Authorization")
         if request.path.startswith(KEYED):
-            request[TRAIL].tenant = api.tenants.tenant_of(authorization)
+            request[CONTEXT].tenant = api.tenants.tenant_of(authorization)
         elif request.path in ADMINS:
-            request[TRAIL].tenant = api.tenants.admin(authorization)
+            request[CONTEXT].tenant = api.tenants.admin(authorization)
         elif request.path.startswith(COMMANDS):
-            request[TRAIL].tenant = api.tenants.node_admin(authorization, request.remote)
+            request[CONTEXT].tenant = api.tenants.node_admin(authorization, request.remote)
         if request.match_info.http_exception is None:
             check_type(request)
         response = await handler(request)
@@ -278,7 +276,7 @@ async def _answer(
         if isinstance(error, web.HTTPException) and "Allow" in error.headers:
             response.headers["Allow"] = error.headers["Allow"]
     except Exception:
-        request_id = request[TRAIL].id
+        request_id = request[CONTEXT].id
         logger.exception(
             "%s %s failed", request.method, request.path, extra={"request": request_id}
         )
@@ -321,5 +319,5 @@ def _error_response(request: web.Request, error: ErrorRecord) -> web.Response:
         response.headers["Retry-After"] = f"{max(1, math.ceil(wait))}"
     if error.status == 401:
         response.headers["WWW-Authenticate"] = "Bearer"
-    request[TRAIL].failure = error
+    request[CONTEXT].failure = error
     return response

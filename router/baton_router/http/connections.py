@@ -32,9 +32,9 @@ from baton_protocol.errors import (
     MalformedBody,
     TooLarge,
 )
-from baton_router.observability.request_log import refused
 from baton_router.openai.answers import ErrorAnswer
 from baton_router.openai.json_body import check_size
+from baton_router.requests.context import refusal_line
 from baton_router.settings import RouterSettings
 
 PLACEMENT_HEADER = "x-baton-placement"
@@ -171,7 +171,7 @@ class _Server(web.Server):
             headers={
                 ID_HEADER: request_id,
                 OWN_ID_HEADER: request_id,
-                PLACEMENT_HEADER: refused(error),
+                PLACEMENT_HEADER: refusal_line(error),
             },
         )
 

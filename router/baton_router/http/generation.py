@@ -9,45 +9,36 @@ queue, and its running ones are cancelled.
 
 from __future__ import annotations
 
-import asyncio
-import logging
 import random
-import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 
 from aiohttp import web
 
 from baton_protocol.errors import (
     BatonError,
-    DeadlineExceeded,
-    ErrorRecord,
-    InternalError,
     InvalidRequest,
     Unavailable,
 )
 from baton_protocol.policies import RANKINGS, Ranking
-from baton_router.admission.admission import Admission, ColdStart
-from baton_router.admission.tenant_limits import BudgetBooking
+from baton_router.admission.admission import Admission
+from baton_router.admission.cold_start import ColdStart
 from baton_router.errors import RequestFailed
+from baton_router.http.answer import Answer
+from baton_router.http.answer_encoder import AnswerEncoder
 from baton_router.http.connections import POLICY_HEADER, Body, BodyLimits
-from baton_router.http.response import Answer, EventStream, SlowClientGuard, Stopwatch
-from baton_router.metrics.router_metrics import RouterMetrics
+from baton_router.http.event_stream import EventStream
+from baton_router.http.observers import CONTEXT, Observers
+from baton_router.http.prompt_starter import PromptStarter
+from baton_router.http.stopwatch import Stopwatch
 from baton_router.nodes.fleet import Fleet
-from baton_router.observability.request_log import ExplanationHistory, RequestLog, Tracing
-from baton_router.openai.answers import CommonFields, Usage
-from baton_router.openai.call import Call, Shape
+from baton_router.openai.call import Call
 from baton_router.openai.chat import ChatCall
 from baton_router.openai.completions import CompletionCall
+from baton_router.requests.context import RequestContext
 from baton_router.requests.dispatcher import Dispatcher
-from baton_router.requests.in_flight import InFlightRequest, OutputQueue, Prepared
 from baton_router.requests.tokenize import prepare
 from baton_router.settings import RouterSettings
-
-TRAIL = web.RequestKey("trail", RequestLog)  # set by the middleware
-JSON_TYPE = "application/json"
-
-logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -57,34 +48,6 @@ class Intake:
     bodies: BodyLimits
     cold_start: ColdStart
     admission: Admission
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Observers:
-    """Parts that record how each call began and ended. `refused` counts errors by code."""
-
-    metrics: RouterMetrics
-    refused: Callable[[str], None]
-    explanations: ExplanationHistory
-    tracing: Tracing
-
-    def begin(self, trail: RequestLog, traceparent: str) -> None:
-        trail.trace = self.tracing.begin(traceparent)
-        self.explanations.begin(trail)
-
-    def end(self, trail: RequestLog, status: int, now: float) -> None:
-        """Record the end of a call. A bug in explanation or tracing must not cost the answer."""
-        self.metrics.answered(trail.endpoint, status)
-        trail.log(status, now)
-        if trail.failure is not None:
-            self.refused(trail.failure.code)
-        try:
-            self.explanations.end(trail, status)
-            self.tracing.end(trail, status)
-        except Exception:
-            logger.exception(
-                "cannot record the request's explanation or trace", extra={"request": trail.id}
-            )
 
 
 @dataclass(slots=True, kw_only=True)
@@ -112,7 +75,7 @@ class GenerationRoutes:
         """Why a new call would not be served now; None if it would."""
         if self.draining:
             return "the router is shutting down"
-        return None if self.intake.cold_start.on else self.fleet.why_unready()
+        return None if self.intake.cold_start.enabled else self.fleet.why_unready()
 
     async def chat(self, request: web.Request) -> web.StreamResponse:
         return await self._serve(request, ChatCall.parse, "chatcmpl-")
@@ -123,7 +86,7 @@ class GenerationRoutes:
     async def _serve(
         self, request: web.Request, parse: Callable[[bytearray], Call], prefix: str
     ) -> web.StreamResponse:
-        tenant = request[TRAIL].tenant
+        tenant = request[CONTEXT].tenant
         assert tenant is not None, "the middleware sets the tenant"
         async with self.intake.bodies.of(request, tenant.name) as body:
             return await self._run_call(request, body, await body.parsed(parse), prefix)
@@ -133,35 +96,35 @@ class GenerationRoutes:
     ) -> web.StreamResponse:
         if self.draining:
             raise Unavailable("the router is shutting down; send the request again")
-        ranking = self._ranking(request)
+        ranking = self._requested_ranking(request)
         stream = call.options.stream
         events = EventStream(request, self.settings.keepalive_s) if stream else None
-        self._count(1)
+        self._count_answering(1)
         try:
-            return await self._answer(request[TRAIL], body, call, prefix, events, ranking)
+            return await self._answer_call(request[CONTEXT], body, call, prefix, events, ranking)
         except (BatonError, RequestFailed) as error:
             if events is None or not events.begun:
                 raise
             failure = error.record() if isinstance(error, BatonError) else error.error
-            request[TRAIL].failure = failure
-            return await events.fail(failure)
+            request[CONTEXT].failure = failure
+            return await events.end_with_error(failure)
         finally:
-            self._count(-1)
+            self._count_answering(-1)
 
-    def _ranking(self, request: web.Request) -> Ranking | None:
+    def _requested_ranking(self, request: web.Request) -> Ranking | None:
         """The placement policy in the request's header, if the settings allow it."""
-        wanted = request.headers.get(POLICY_HEADER)
-        if wanted is None or not self.settings.allow_policy_header:
+        header = request.headers.get(POLICY_HEADER)
+        if header is None or not self.settings.allow_policy_header:
             return None
         for ranking in RANKINGS:
-            if wanted == ranking:
+            if header == ranking:
                 return ranking
-        known = ", ".join(RANKINGS)
-        raise InvalidRequest(f"{POLICY_HEADER} is {wanted!r}; use {known}", param=POLICY_HEADER)
+        rankings = ", ".join(RANKINGS)
+        raise InvalidRequest(f"{POLICY_HEADER} is {header!r}; use {rankings}", param=POLICY_HEADER)
 
-    async def _answer(
+    async def _answer_call(
         self,
-        trail: RequestLog,
+        context: RequestContext,
         body: Body,
         call: Call,
         prefix: str,
@@ -170,8 +133,8 @@ class GenerationRoutes:
     ) -> web.StreamResponse:
         """Answer the call; `events` is set for a stream. Every failure raises, even after the
         stream has begun. `body` is released once its prompts are ids."""
-        assert trail.tenant is not None, "the middleware sets the tenant"
-        waits_until = await self.intake.cold_start.hold(call, trail, events)
+        assert context.tenant is not None, "the middleware sets the tenant"
+        waits_until = await self.intake.cold_start.hold_call(call, context, events)
         serving = self.fleet.serving(call.options.model)
         # Time on hold does not count towards the deadline: a node may load for minutes.
         deadline = self.clock() + self.settings.request_timeout_s
@@ -179,131 +142,30 @@ class GenerationRoutes:
             prepared = await prepare(
                 call,
                 serving,
-                trail.id,
-                tenant=trail.tenant,
+                context.id,
+                tenant=context.tenant,
                 deadline=deadline,
                 rng=self.rng,
-                max_sequences=self.intake.admission.max_call_sequences(trail.tenant_name),
+                max_sequences=self.intake.admission.max_call_sequences(context.tenant_name),
                 ranking=ranking,
-                traceparent=trail.traceparent,
+                traceparent=context.traceparent,
             )
         call.forget_prompts()
         body.done()
-        prompts, created = [item.request.prompt_ids for item in prepared], int(time.time())
-        starter = PromptStarter(
-            self.intake.admission, self.dispatcher, trail, prepared, waits_until
+        context.generates = call.options.generates
+        answer = Answer(
+            PromptStarter(self.intake.admission, self.dispatcher, context, prepared, waits_until),
+            AnswerEncoder(call, prepared, context, prefix + context.id),
+            events,
+            context=context,
+            watch=Stopwatch(self.observers.metrics, self.clock, context),
+            settings=self.settings,
+            clock=self.clock,
         )
-        guard = SlowClientGuard(starter.fail, events, trail.fail, self.settings.tunables.cut_off_s)
-        choices = sum(item.request.params.n for item in prepared)
-        output = OutputQueue(len(prepared), guard.max_unread(choices), guard.overflow)
-        self.observers.metrics.accepted(map(len, prompts))  # waiting prompts are demand too
-        await starter.begin(output, events)
-        in_flight = starter.in_flight
-        # From here on, await only inside the try, so that a client that leaves ends its requests.
-        timer = asyncio.get_running_loop().call_later(
-            max(0.0, deadline - self.clock()), self._time_out, guard
-        )
+        # Prompts that wait for their turn are demand, too.
+        self.observers.metrics.accepted(len(item.request.prompt_ids) for item in prepared)
+        return await answer.respond(deadline)
 
-        def shape() -> Shape:
-            served = in_flight[0].prepared.serving
-            common = CommonFields(
-                id=prefix + trail.id,
-                created=created,
-                model=served.name,
-                system_fingerprint=served.kind.fingerprint,
-            )
-            parsing = prepared[0].parsing
-            return call.shape(common, prompts, served.model.tokenizer, parsing)
-
-        watch = Stopwatch(self.observers.metrics, self.clock, trail.started)
-        trail.answer = answer = Answer(call, shape, in_flight, len(prepared), output, watch)
-        try:
-            if events is not None:
-                return await answer.stream(events)
-            return web.Response(body=await answer.whole(), content_type=JSON_TYPE)
-        finally:
-            timer.cancel()
-            output.close()
-            guard.done()
-            starter.end(answer.usage() if answer.placed else None)
-
-    def _count(self, change: int) -> None:
+    def _count_answering(self, change: int) -> None:
         self.answering += change
         self.observers.metrics.running.set(self.answering)
-
-    def _time_out(self, guard: SlowClientGuard) -> None:
-        limit = self.settings.request_timeout_s
-        guard.end(DeadlineExceeded(f"the request did not finish within {limit:g} s").record())
-
-
-class PromptStarter:
-    """Starts the requests of one call. `in_flight` grows until all of `prepared` have started. A
-    prompt may wait for its first place until `waits_until`, if given. After begin(), the caller
-    must call end()."""
-
-    def __init__(
-        self,
-        admission: Admission,
-        dispatcher: Dispatcher,
-        trail: RequestLog,
-        prepared: Sequence[Prepared],
-        waits_until: float | None,
-    ) -> None:
-        self.in_flight: list[InFlightRequest] = []
-        self._admission = admission
-        self._dispatcher = dispatcher
-        self._trail = trail
-        self._prepared = prepared
-        self._waits_until = waits_until
-        self._booking: BudgetBooking | None = None
-        self._task: asyncio.Task[None] | None = None
-        self._output: OutputQueue | None = None
-
-    async def begin(self, output: OutputQueue, events: EventStream | None) -> None:
-        """Charge the budget and start the first prompt. Raise RateLimited, InvalidRequest,
-        QueueFull, QueueTimeout, Unavailable."""
-        self._output = output
-        self._booking = await self._admission.charge(self._trail.tenant_name, self._prepared)
-        try:
-            await self._start(output, events)
-        except BaseException:
-            self.end(None)
-            raise
-        if len(self.in_flight) < len(self._prepared):
-            self._task = asyncio.create_task(self._start_others(output))
-
-    def fail(self, error: ErrorRecord) -> None:
-        """Fail all unfinished requests, including those that still wait."""
-        for request in self.in_flight:
-            self._dispatcher.cancel(request, error)
-        if self._output is not None:
-            self._output.fail(error)
-
-    def end(self, usage: Usage | None) -> None:
-        """End the call. `usage` is what it used; None if it never had a place."""
-        if self._task is not None:
-            self._task.cancel()
-        for request in self.in_flight:
-            self._dispatcher.cancel(request)
-        self._admission.end_call(self._trail.tenant_name, usage, self._booking)
-
-    async def _start(self, output: OutputQueue, events: EventStream | None) -> None:
-        """Wait for the next prompt's turn; start it, and those that admission lets in with it."""
-        begun = len(self.in_flight)
-        waiting = self._prepared[begun:]
-        tickets = await self._admission.admit(self._trail, waiting, events, begun > 0)
-        entered = list(zip(waiting, tickets, strict=False))
-        self.in_flight += await self._dispatcher.start(entered, output, begun, self._waits_until)
-
-    async def _start_others(self, output: OutputQueue) -> None:
-        try:
-            while len(self.in_flight) < len(self._prepared):
-                await self._start(output, None)
-        except BatonError as refusal:
-            output.fail(refusal.record())
-        except Exception:
-            logger.exception("starting a prompt failed", extra={"request": self._trail.id})
-            error = InternalError(
-                f"the router failed; its log has the cause under request {self._trail.id}"
-            )
-            output.fail(error.record())

@@ -32,7 +32,7 @@ from baton_protocol.store import Exact
 from baton_router.http.drain import DrainFields, NodeDrain
 from baton_router.http.pool_status import Pool
 from baton_router.http.readiness import Health, Readiness
-from baton_router.observability.request_log import Explanation
+from baton_router.observability.explanation import Explanation
 from baton_router.openai.answers import (
     ChatCompletion,
     ChatCompletionChunk,

@@ -15,12 +15,14 @@ from typing import Any
 import msgspec
 from aiohttp import web
 
-from baton_router.http.generation import JSON_TYPE, TRAIL, GenerationRoutes, Observers
+from baton_router.http.answer import JSON_TYPE
+from baton_router.http.generation import GenerationRoutes
+from baton_router.http.observers import CONTEXT, Observers
 from baton_router.http.pool_status import pool_json
 from baton_router.http.readiness import Health, Readiness, all_nodes_readiness, not_ready, wants_all
 from baton_router.nodes.fleet import Fleet
 from baton_router.nodes.link import LinkTable
-from baton_router.observability.request_log import encoded
+from baton_router.observability.explanation import encode_explanation
 from baton_router.openai.answers import Model, ModelList
 from baton_router.settings import RouterSettings
 
@@ -92,10 +94,10 @@ class PoolRoutes:
         )
 
     async def explained(self, request: web.Request) -> web.Response:
-        reader = request[TRAIL].tenant
+        reader = request[CONTEXT].tenant
         assert reader is not None, "the middleware sets the tenant"
         explanation = self.observers.explanations.find(request.match_info["id"], reader)
-        return web.Response(body=encoded(explanation), content_type=JSON_TYPE)
+        return web.Response(body=encode_explanation(explanation), content_type=JSON_TYPE)
 
     def _model(self, name: str) -> Model:
         lengths = [

@@ -27,7 +27,7 @@ from baton_protocol.store import LATENCY_BOUNDS_S, NodeLoad, RouterReport
 from baton_router.nodes.model_grammars import GrammarCounts
 from baton_router.nodes.pool_view import LOAD_NUMBERS, NodeView, PoolView, state_of
 from baton_router.openai.answers import Usage
-from baton_router.placement.policy import Placement, PredictionError
+from baton_router.placement.placement import Placement, PredictionError
 
 
 class Timings(Collector):

@@ -18,7 +18,7 @@ from baton_protocol.ids import BlockHash, NodeId, RequestId
 from baton_protocol.link import CacheEvents, Load
 from baton_protocol.store import ROLES, DataInstance, Kind, NodeLoad, NodeReport, Role, kind_of
 from baton_router.nodes.prefix_index import ChunkIndex, Lengths
-from baton_router.placement.policy import SPEEDS, Ints, NodeGroup, only
+from baton_router.placement.costs import SPEEDS, Ints, NodeGroup, select_nodes
 
 LOADS = ("queued_tokens", "sequences", "requests")
 FIRST_ROWS = 16
@@ -471,7 +471,9 @@ class PoolView:
             names, rows = members.roles[role]
             group = self._arrays.group(names, rows, lengths)
             if without:
-                group = only(group, np.array([node not in without for node in names], np.bool_))
+                group = select_nodes(
+                    group, np.array([node not in without for node in names], np.bool_)
+                )
             groups[role] = group
         return groups
 

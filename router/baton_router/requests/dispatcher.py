@@ -17,186 +17,42 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import random
 from collections.abc import Awaitable, Callable, Iterator, Sequence
 from contextlib import suppress
-from dataclasses import replace
 from functools import partial
 
 import msgspec
 
-from baton_protocol import STRUCTURED_SINCE
 from baton_protocol.errors import ErrorRecord, InternalError, Unavailable
-from baton_protocol.ids import BlockHash, Epoch, NodeId, RequestId
-from baton_protocol.link import (
-    Deltas,
-    JobFailed,
-    PrefillDone,
-    PrefillJob,
-    RunJob,
-    ToNode,
-)
-from baton_protocol.store import Exact, Kind, exact_together
+from baton_protocol.ids import NodeId, RequestId
+from baton_protocol.link import Deltas, JobFailed, PrefillDone, PrefillJob, RunJob, ToNode
 from baton_router.metrics.router_metrics import RouterMetrics
 from baton_router.nodes.fleet import Fleet
 from baton_router.nodes.link import Loss
-from baton_router.nodes.pool_view import PoolView
-from baton_router.nodes.prefix_index import Markers
-from baton_router.placement.policy import Missing, Placement, Policy, RequestFacts, place
-from baton_router.requests.in_flight import (
-    InFlightRequest,
-    OutputQueue,
-    Prepared,
-    Ticket,
-    rolled_out,
-)
+from baton_router.placement.placement import Missing, Placement
+from baton_router.requests.attempt import Cause, FirstTokenTimes, PlacementBasis
+from baton_router.requests.in_flight import InFlightRequest, rolled_out_error
+from baton_router.requests.output_queue import OutputQueue
+from baton_router.requests.placer import Placer, Stored
+from baton_router.requests.prepared import Prepared
 from baton_router.requests.state import (
     Action,
-    Cause,
     Emit,
     Ended,
     Failed,
-    FirstTokenTimes,
     Measured,
-    PlacementBasis,
     Regroup,
     Replace,
     RequestRecord,
     Send,
 )
-from baton_router.requests.tokenize import fits, for_kind
-
-Stored = Sequence[bool]
-
-
-class Placer:
-    """Chooses nodes for a request, books their load and releases the bookings.
-
-    In: requests, the pool's view, the store's markers. Out: a placement, or what is missing.
-    Reading the view, deciding and booking happen without an await in between.
-    """
-
-    def __init__(
-        self, view: PoolView, markers: Markers, policy: Policy, rng: random.Random
-    ) -> None:
-        self.view = view
-        self._markers = markers
-        self.policy = policy
-        self._rng = rng
-        self._turn = 0  # counts placements, for the round-robin ranking
-
-    async def stored(self, kind: Kind, chunks: Sequence[BlockHash]) -> list[bool]:
-        """Whether the store holds each of these chunks; all False if its index does not answer."""
-        return await self._markers.stored(kind.fingerprint, chunks)
-
-    @property
-    def store_up(self) -> bool:
-        """False if the store's index is known to be down: no chunks can be handed off."""
-        return self._markers.up is not False
-
-    def reachable(self, node: NodeId) -> bool:
-        """Whether the link to the node is up."""
-        view = self.view.nodes.get(node)
-        return view is not None and view.connected
-
-    def served(self, kind: Kind) -> bool:
-        """Whether any node of this kind is ready."""
-        return next(self.view.ready(kind), None) is not None
-
-    def rolled_out(self, kind: Kind) -> str:
-        """The revision that has replaced all nodes of this kind; "" if one may still come back."""
-        return self.view.rolled_out(kind)
-
-    def existing(self, request: InFlightRequest, stored: Stored) -> int:
-        """Number of leading chunks of the prompt on one node, plus later ones in the store."""
-        held = self.view.chunks.longest(request.prepared.chunks)
-        return held + sum(stored[held:])
-
-    def find(self, request: InFlightRequest, stored: Stored, now: float) -> Placement | Missing:
-        """Choose a place. From its second attempt on, a request may run on a node of any role."""
-        record = request.record
-        policy = self._policy_of(request)
-        sample = next(self.view.ready(request.prepared.kind), None)
-        if sample is None:
-            return Missing("decode", policy.missing_role)
-        # Prompt logprobs need the whole prompt computed, so cached chunks do not help.
-        chunks = () if record.asks_prompt_logprobs else request.prepared.chunks
-        facts = RequestFacts(
-            prompt_tokens=len(record.request.prompt_ids) + record.tokens,
-            chunk_tokens=sample.report.layout.chunk_tokens,
-            chunk_bytes=sample.report.layout.chunk_bytes,
-            stored=stored[: len(chunks)],
-            sequences=len(record.open),
-            store_up=self.store_up,
-            resumed=record.tokens > 0,
-            prompt_logprobs=record.asks_prompt_logprobs,
-        )
-        refused = {node for node, until in request.refused.items() if until > now}
-        if record.request.params.structured is not None:
-            refused |= self._unconstrained(request.prepared.kind)
-        groups = self.view.groups(chunks, request.prepared.kind, refused)
-        self._turn += 1
-        return place(facts, groups["prefill"], groups["decode"], policy, self._rng, self._turn)
-
-    def _unconstrained(self, kind: Kind) -> set[NodeId]:
-        """Nodes whose protocol predates structured output; they would ignore the grammar."""
-        ready = (view.report for view in self.view.ready(kind))
-        return {report.node for report in ready if report.protocol < STRUCTURED_SINCE}
-
-    def missing_version(self, request: InFlightRequest) -> str:
-        """Name the ready nodes whose protocol is too old for the request; "" if none is."""
-        if request.record.request.params.structured is None:
-            return ""
-        older = self._unconstrained(request.prepared.kind)
-        if not older:
-            return ""
-        return (
-            f"; {', '.join(sorted(older))} cannot run it: structured output needs protocol "
-            f"version {STRUCTURED_SINCE}"
-        )
-
-    def _policy_of(self, request: InFlightRequest) -> Policy:
-        policy, ranking = self.policy, request.prepared.ranking
-        if request.record.attempt > 0:
-            policy = replace(policy, missing_role="aggregate")
-        return replace(policy, ranking=ranking) if ranking is not None else policy
-
-    def take(self, request: InFlightRequest, placement: Placement) -> Epoch:
-        """Book the placement and release the previous one. Return the decode node's epoch."""
-        self.leave(request)
-        sequences = len(request.record.open)
-        if placement.prefill is not None:
-            self.view.book(placement.prefill, request.id, placement.uncached, 0)
-            self.view.book(placement.decode, request.id, 0, sequences)
-        else:
-            self.view.book(placement.decode, request.id, placement.uncached, sequences)
-        return self.view.nodes[placement.decode].report.epoch
-
-    def exact(self, placement: Placement) -> Exact:
-        """How exact the nodes of the placement are together."""
-        nodes = (placement.decode, placement.prefill)
-        return exact_together(self.view.nodes[node].report.exact for node in nodes if node)
-
-    def choice_ended(self, request: InFlightRequest) -> None:
-        """Release the booking of one finished choice; the other choices go on."""
-        if request.record.decode is not None:
-            self.view.sequence_ended(request.record.decode, request.id)
-
-    def leave(self, request: InFlightRequest) -> None:
-        """Release the bookings of the last attempt that still exist."""
-        if request.record.attempts:
-            placement = request.record.attempts[-1].placement
-            self.view.release(placement.decode, request.id)
-            if placement.prefill is not None:
-                self.view.release(placement.prefill, request.id)
-
-
-__all__ = ["Dispatcher", "InFlightRequest", "Prepared"]
+from baton_router.requests.ticket import Ticket
+from baton_router.requests.tokenize import fits_serving, prepare_for_kind
 
 logger = logging.getLogger(__name__)
 
 
-def _timed(frame: ToNode, request: InFlightRequest, now: float) -> ToNode:
+def _with_time_left(frame: ToNode, request: InFlightRequest, now: float) -> ToNode:
     """Set a job's remaining time at the moment it is sent."""
     deadline = request.prepared.deadline
     if deadline is None or not isinstance(frame, PrefillJob | RunJob):
@@ -214,7 +70,7 @@ class Dispatcher:
     def __init__(
         self,
         fleet: Fleet,
-        places: Placer,
+        placer: Placer,
         metrics: RouterMetrics,
         *,
         unready_wait_s: float,
@@ -222,7 +78,7 @@ class Dispatcher:
         clock: Callable[[], float],
     ) -> None:
         self._fleet = fleet
-        self._places = places
+        self._placer = placer
         self._metrics = metrics
         self._unready_wait_s = unready_wait_s
         self._refused_s = refused_s
@@ -231,7 +87,7 @@ class Dispatcher:
         self._on_probation: RequestId | None = None  # the request on probation that has a place
         self.in_flight: dict[RequestId, InFlightRequest] = {}
 
-    async def start(
+    async def start_requests(
         self,
         entered: Sequence[tuple[Prepared, Ticket]],
         output: OutputQueue,
@@ -246,10 +102,10 @@ class Dispatcher:
         requests: list[InFlightRequest] = []
         try:
             chunks = [name for item, _ in entered for name in item.chunks]
-            stored = await self._places.stored(entered[0][0].kind, chunks)
+            stored = await self._placer.look_up_chunks(entered[0][0].kind, chunks)
             offset = 0
             if waits_until is None:
-                fails = self._places.policy.missing_role == "fail"
+                fails = self._placer.policy.missing_role == "fail"
                 waits_until = self._clock() + (0.0 if fails else self._unready_wait_s)
             for slot, (item, ticket) in enumerate(entered, first_slot):
                 held = stored[offset : offset + len(item.chunks)]
@@ -258,19 +114,19 @@ class Dispatcher:
                 request = InFlightRequest(record, item, ticket, output, slot, waits_until)
                 requests.append(request)
                 self._launch(request, held)
-                ticket.placed()
+                ticket.report_placed()
         except BaseException:
             for request in requests:
-                self.cancel(request)
+                self.cancel_request(request)
             for _, ticket in entered:
-                ticket.over()
+                ticket.release()
             raise
         return requests
 
-    def cancel(self, request: InFlightRequest, error: ErrorRecord | None = None) -> None:
+    def cancel_request(self, request: InFlightRequest, error: ErrorRecord | None = None) -> None:
         """End a request on all its nodes. No effect on one that has ended."""
-        self._apply(request, request.record.cancel(error))
-        self._close(request)
+        self._apply_actions(request, request.record.cancel(error))
+        self._close_request(request)
 
     # --- frames from nodes ------------------------------------------------------------------------
 
@@ -280,54 +136,54 @@ class Dispatcher:
             if request is None:
                 continue
             if request.record.append_tokens(node, delta):
-                request.output.put(request.slot, delta)
+                request.output.put_delta(request.slot, delta)
             else:
                 if delta.attempt == request.record.attempt:
-                    self._places.view.prefilled(node, request.id)
-                self._apply(request, request.record.on_delta(node, delta))
+                    self._placer.view.prefilled(node, request.id)
+                self._apply_actions(request, request.record.on_delta(node, delta))
 
     def on_prefill_done(self, node: NodeId, frame: PrefillDone) -> None:
         request = self.in_flight.get(frame.request)
         if request is not None and request.record.prefill == node:
             actions = request.record.on_prefill_done(node, frame)
             if actions:
-                self._places.view.release(node, request.id)
-                self._apply(request, actions)
+                self._placer.view.release(node, request.id)
+                self._apply_actions(request, actions)
 
     def on_failed(self, node: NodeId, frame: JobFailed) -> None:
         request = self.in_flight.get(frame.request)
         actions = request.record.on_failed(node, frame) if request is not None else []
         if request is not None and actions:
             self._log(logging.WARNING, request, node, f"job failed: {frame.error.message}")
-            self._places.view.release(node, request.id)
-            self._apply(request, actions)
+            self._placer.view.release(node, request.id)
+            self._apply_actions(request, actions)
 
     def on_lost(self, node: NodeId, cause: Loss, alive_at: float) -> None:
         for request in self._requests_on(node):
             current = request.record.current
             blamed = current is not None and current.placed_at <= alive_at
             try:
-                self._apply(request, request.record.on_lost(node, cause, blamed=blamed))
+                self._apply_actions(request, request.record.on_lost(node, cause, blamed=blamed))
             except Exception:  # our bug; still place the node's other requests again
                 self._end_after_bug(request)
 
     def on_resumed(self, node: NodeId) -> None:
         for request in self._requests_on(node):
             self._log(logging.INFO, request, node, "continues: the link is back")
-            self._apply(request, request.record.on_resumed(node))
+            self._apply_actions(request, request.record.on_resumed(node))
 
     def on_leaving(self, node: NodeId) -> None:
         for request in self._requests_on(node):
             if request.task is not None and not request.task.done():
                 continue  # a task already looks for its place
             if actions := request.record.on_leaving(node):
-                self._apply(request, actions)
-            elif self._places.served(request.prepared.kind):
-                self._start_task(request, partial(self._move, request, node))
-            elif self._places.rolled_out(request.prepared.kind):
-                self._apply(request, request.record.on_rolled_out(node))
+                self._apply_actions(request, actions)
+            elif self._placer.is_served(request.prepared.kind):
+                self._start_task(request, partial(self._move_request, request, node))
+            elif self._placer.replacing_revision(request.prepared.kind):
+                self._apply_actions(request, request.record.on_rolled_out(node))
 
-    def change(self) -> asyncio.Event:
+    def next_change(self) -> asyncio.Event:
         """The event that the next change of the pool sets."""
         return self._change
 
@@ -344,23 +200,25 @@ class Dispatcher:
             return
         superseded = self._fleet.superseded(request.prepared.kind)
         if self._clock() >= request.give_up_at and not superseded:
-            raise self._unavailable(request)
-        self._start_task(request, partial(self._wait, request))
+            raise self._unavailable_error(request)
+        self._start_task(request, partial(self._wait_for_place, request))
 
     def _try_to_place(self, request: InFlightRequest, stored: Stored) -> bool:
         """Place the request or end it. Return False if it has to wait."""
         record = request.record
-        failure = record.check_strikes(self._places.existing(request, stored))
+        failure = record.check_strikes(self._placer.count_existing_chunks(request, stored))
         if failure:
-            self._apply(request, failure)
+            self._apply_actions(request, failure)
             return True
         if record.on_probation and self._on_probation is not None:
-            record.wait("the request lost several nodes in a row; such requests run one at a time")
+            record.note_wait(
+                "the request lost several nodes in a row; such requests run one at a time"
+            )
             return False
-        placement = self._places.find(request, stored, self._clock())
+        placement = self._placer.find_placement(request, stored, self._clock())
         if isinstance(placement, Missing):
-            reason = f"{placement.explanation} (nodes: {self._places.view.states() or 'none'})"
-            record.wait(reason + self._places.missing_version(request))
+            reason = f"{placement.explanation} (nodes: {self._placer.view.states() or 'none'})"
+            record.note_wait(reason + self._placer.missing_version(request))
             return False
         self._start_attempt(request, placement, stored)
         return True
@@ -370,33 +228,33 @@ class Dispatcher:
     ) -> None:
         record = request.record
         basis = PlacementBasis(
-            store_up=self._places.store_up,
+            store_up=self._placer.store_up,
             chunks=len(request.prepared.chunks),
             stored_chunks=sum(stored),
-            exact=self._places.exact(placement),
+            exact=self._placer.exactness_of(placement),
         )
-        epoch = self._places.take(request, placement)
+        epoch = self._placer.book_placement(request, placement)
         if record.on_probation:
             self._on_probation = request.id
-        actions = record.placed(placement, epoch, basis)
+        actions = record.start_attempt(placement, epoch, basis)
         self._metrics.placed(placement, record.replaced_for, record.tokens)
-        self._log(logging.DEBUG, request, placement.decode, f"placed: {placement.line()}")
-        self._apply(request, actions)
+        self._log(logging.DEBUG, request, placement.decode, f"placed: {placement.header_line()}")
+        self._apply_actions(request, actions)
 
-    async def _wait(self, request: InFlightRequest) -> None:
+    async def _wait_for_place(self, request: InFlightRequest) -> None:
         """Retry until the request has a place or has ended."""
         record = request.record
         while record.phase == "waiting":
             change = self._change  # read before the lookup, so no change is missed
             item = request.prepared
-            stored = await self._places.stored(item.kind, item.chunks)
+            stored = await self._placer.look_up_chunks(item.kind, item.chunks)
             now = self._clock()  # also before the lookup
             if self._try_to_place(request, stored):
                 return
             if await self._switch_kind(request):
                 continue
-            if revision := self._places.rolled_out(item.kind):
-                self.cancel(request, rolled_out(revision).record())
+            if revision := self._placer.replacing_revision(item.kind):
+                self.cancel_request(request, rolled_out_error(revision).record())
                 return
             limits = [until for until in request.refused.values() if until > now]
             if record.attempt == 0:
@@ -405,52 +263,53 @@ class Dispatcher:
                 async with asyncio.timeout(min(limits) - now if limits else None):
                     await change.wait()
             if record.attempt == 0 and self._clock() >= request.give_up_at:
-                self.cancel(request, self._unavailable(request).record())
+                self.cancel_request(request, self._unavailable_error(request).record())
 
     async def _switch_kind(self, request: InFlightRequest) -> bool:
         """Move a request whose client has no output to the kind of nodes that is served now."""
         item, record = request.prepared, request.record
-        fitting = partial(fits, item)
+        fitting = partial(fits_serving, item)
         if not record.client_has_nothing:
             return False
         successor = self._fleet.successor(item.kind, item.wanted, fitting)
         if successor is None:
             return False
-        request.prepared = await for_kind(item, successor)
+        request.prepared = await prepare_for_kind(item, successor)
         record.request = request.prepared.request
         message = f"moves to the nodes of {successor.sample.revision or 'another kind'}"
         self._log(logging.INFO, request, None, message)
         return True
 
-    async def _move(self, request: InFlightRequest, leaving: NodeId) -> None:
+    async def _move_request(self, request: InFlightRequest, leaving: NodeId) -> None:
         """Move the request to another node, with the tokens that its client has. If no other node
         can take it, it stays; the node's next load report triggers another try."""
         item = request.prepared
-        stored = await self._places.stored(item.kind, item.chunks)
-        placement = self._places.find(request, stored, self._clock())
+        stored = await self._placer.look_up_chunks(item.kind, item.chunks)
+        placement = self._placer.find_placement(request, stored, self._clock())
         if isinstance(placement, Missing) or leaving in (placement.decode, placement.prefill):
             return
         self._log_loss(request, "drained", leaving)
         self._start_attempt(request, placement, stored)
 
-    async def _regroup(self, request: InFlightRequest, lost: NodeId) -> None:
+    async def _find_other_pair(self, request: InFlightRequest, lost: NodeId) -> None:
         """Find another pair for a request that lost its prefill node, or let its decode node
         compute the prompt. Any other event for the request cancels this task."""
         record, item = request.record, request.prepared
-        stored = await self._places.stored(item.kind, item.chunks)
-        failure = record.check_strikes(self._places.existing(request, stored))
+        stored = await self._placer.look_up_chunks(item.kind, item.chunks)
+        failure = record.check_strikes(self._placer.count_existing_chunks(request, stored))
         if failure:
-            self._apply(request, failure)
+            self._apply_actions(request, failure)
             return
-        placement = self._places.find(request, stored, self._clock())
+        placement = self._placer.find_placement(request, stored, self._clock())
         if isinstance(placement, Placement) and placement.prefill is not None:
             self._start_attempt(request, placement, stored)
-        elif record.decode is not None and not self._places.reachable(record.decode):
-            self._apply(request, record.on_lost(record.decode, "link"))  # both nodes are lost
+        elif record.decode is not None and not self._placer.is_reachable(record.decode):
+            both_lost = record.on_lost(record.decode, "link")
+            self._apply_actions(request, both_lost)
         else:
-            self._apply(request, record.no_first(f"prefill node {lost} is gone"))
+            self._apply_actions(request, record.give_up_prefill(f"prefill node {lost} is gone"))
 
-    def _unavailable(self, request: InFlightRequest) -> Unavailable:
+    def _unavailable_error(self, request: InFlightRequest) -> Unavailable:
         return Unavailable(f"the router cannot serve the request now: {request.record.waits_for}")
 
     # --- one request ------------------------------------------------------------------------------
@@ -461,44 +320,44 @@ class Dispatcher:
             if node in (request.record.decode, request.record.prefill):
                 yield request
 
-    def _apply(self, request: InFlightRequest, actions: Sequence[Action]) -> None:
+    def _apply_actions(self, request: InFlightRequest, actions: Sequence[Action]) -> None:
         now = self._clock()  # one time for both jobs of a placement
         for action in actions:
             match action:
                 case Emit():
-                    self._emit(request, action)
+                    self._emit_delta(request, action)
                 case Send():
-                    self._fleet.send(action.node, _timed(action.frame, request, now))
+                    self._fleet.send(action.node, _with_time_left(action.frame, request, now))
                 case Measured():
                     self._metrics.measured(action.stats, action.attempt, opening=action.opening)
                 case Replace():
-                    self._lost(request, action)
-                    self._places.leave(request)
+                    self._note_loss(request, action)
+                    self._placer.release_bookings(request)
                     self._end_probation(request)
-                    self._start_task(request, partial(self._wait, request))
+                    self._start_task(request, partial(self._wait_for_place, request))
                 case Regroup():
-                    self._lost(request, action)
-                    self._places.view.release(action.node, request.id)
-                    self._start_task(request, partial(self._regroup, request, action.node))
+                    self._note_loss(request, action)
+                    self._placer.view.release(action.node, request.id)
+                    self._start_task(request, partial(self._find_other_pair, request, action.node))
                 case Failed():
-                    self._close(request)
-                    request.output.fail(action.error)
+                    self._close_request(request)
+                    request.output.put_error(action.error)
                 case Ended():
-                    self._close(request)
-                    request.output.end()
+                    self._close_request(request)
+                    request.output.end_request()
 
-    def _emit(self, request: InFlightRequest, emit: Emit) -> None:
+    def _emit_delta(self, request: InFlightRequest, emit: Emit) -> None:
         delta, times = emit.delta, emit.times
-        request.output.put(request.slot, delta)
+        request.output.put_delta(request.slot, delta)
         if delta.finish is not None and request.record.open:  # else Ended follows
-            request.ticket.ended(1)
-            self._places.choice_ended(request)
+            request.ticket.free_choices(1)
+            self._placer.release_choice(request)
         if times is not None:
-            self._observe(times)
+            self._observe_times(times)
         if delta.ids:
             self._end_probation(request)
 
-    def _observe(self, times: FirstTokenTimes) -> None:
+    def _observe_times(self, times: FirstTokenTimes) -> None:
         if times.pause_s is not None:
             self._metrics.pause.observe(times.pause_s)
         if times.handoff_s is not None:
@@ -506,7 +365,7 @@ class Dispatcher:
         if times.error is not None:
             self._metrics.missed(times.error)
 
-    def _lost(self, request: InFlightRequest, lost: Replace | Regroup) -> None:
+    def _note_loss(self, request: InFlightRequest, lost: Replace | Regroup) -> None:
         if lost.cause == "refused":
             request.refused[lost.node] = self._clock() + self._refused_s
         self._log_loss(request, lost.cause, lost.node)
@@ -528,9 +387,11 @@ class Dispatcher:
     def _start_task(self, request: InFlightRequest, work: Callable[[], Awaitable[None]]) -> None:
         """Replace the request's task."""
         self._cancel_task(request)
-        request.task = asyncio.create_task(self._guarded(request, work))
+        request.task = asyncio.create_task(self._run_guarded(request, work))
 
-    async def _guarded(self, request: InFlightRequest, work: Callable[[], Awaitable[None]]) -> None:
+    async def _run_guarded(
+        self, request: InFlightRequest, work: Callable[[], Awaitable[None]]
+    ) -> None:
         try:
             await work()
         except Exception:
@@ -541,19 +402,19 @@ class Dispatcher:
         error = InternalError(
             f"the router failed; its log has the cause under request {request.id}"
         )
-        self.cancel(request, error.record())
+        self.cancel_request(request, error.record())
 
     def _cancel_task(self, request: InFlightRequest) -> None:
         if request.task is not None and request.task is not asyncio.current_task():
             request.task.cancel()
         request.task = None
 
-    def _close(self, request: InFlightRequest) -> None:
+    def _close_request(self, request: InFlightRequest) -> None:
         if self.in_flight.pop(request.id, None) is None:
             return
         self._cancel_task(request)
-        request.ticket.over()
-        self._places.leave(request)
+        request.ticket.release()
+        self._placer.release_bookings(request)
         self._end_probation(request)
         self._log(logging.DEBUG, request, None, f"done with {request.record.tokens} tokens")
 

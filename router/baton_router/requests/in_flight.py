@@ -1,208 +1,21 @@
-"""A request in flight: its record, output queue, admission ticket and task.
+"""A request in flight: its record, and what runs it: output queue, admission ticket and task.
 
-In: a prepared request and the output queue of its answer. Out: the `x-baton-placement` header.
+The dispatcher holds each until it has ended.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 
-from baton_protocol.errors import ErrorRecord, Unavailable
-from baton_protocol.ids import BlockHash, NodeId, RequestId
-from baton_protocol.link import Delta
-from baton_protocol.policies import Ranking
-from baton_protocol.request import Request
-from baton_protocol.store import Kind
-from baton_router.errors import RequestFailed
-from baton_router.nodes.model_artifacts import Serving
+from baton_protocol.errors import Unavailable
+from baton_protocol.ids import NodeId, RequestId
 from baton_router.nodes.pool_view import PoolView
-from baton_router.openai.answer_parsing import AnswerParsing
+from baton_router.requests.output_queue import OutputQueue
+from baton_router.requests.prepared import Prepared
 from baton_router.requests.state import RequestRecord
-
-Batch = list[tuple[int, Delta]]
-Pour = Callable[[Batch], bool]
-
-
-class OutputQueue:
-    """Buffers the deltas of one HTTP answer until its handler writes them. One writer, one reader.
-
-    In: deltas of the answer's requests, each with its slot (the prompt's index), ends of requests,
-    and at most one error. Out: batches of everything that arrived since the last read. If the
-    client does not read, the queue calls `overflow` once, when more than `max_unread` tokens
-    are unread (None: no bound).
-
-    The reader may set `pour`, which takes batches while the reader waits: waking a handler costs
-    more than writing a token. If `pour` returns False, the queue wakes the reader for the batch.
-    Ends and errors always go to the reader. `open` counts the requests that have not ended.
-    """
-
-    def __init__(
-        self,
-        requests: int,
-        max_unread: int | None = None,
-        overflow: Callable[[], object] = lambda: None,
-    ) -> None:
-        self.open = requests
-        self.pour: Pour | None = None
-        self._max_unread = max_unread
-        self._overflow = overflow
-        self._unread = 0
-        self._items: Batch = []
-        self._error: ErrorRecord | None = None
-        self._reader: asyncio.Future[bool] | None = None  # False: the wait timed out
-        self._since = 0.0  # start of its wait, or its last batch; loop time
-        self._timer: asyncio.TimerHandle | None = None
-        self._pouring: asyncio.Handle | None = None
-
-    def put(self, slot: int, delta: Delta) -> None:
-        self._items.append((slot, delta))
-        self._unread += len(delta.ids)
-        if self._max_unread is not None and self._unread > self._max_unread:
-            self._max_unread = None
-            self._overflow()
-        if self.pour is None:
-            self._wake()
-        elif self._pouring is None and self._reader is not None:
-            self._pouring = self._reader.get_loop().call_soon(self._pour, self.pour)
-
-    def end(self) -> None:
-        self.open -= 1
-        self._wake()
-
-    def fail(self, error: ErrorRecord) -> None:
-        """Keep the first error. The reader still gets the deltas that arrived before it."""
-        if self._error is None:
-            self._error = error
-        self._wake()
-
-    @property
-    def over(self) -> bool:
-        """True if all requests ended without an error and the reader took everything."""
-        return self.open <= 0 and not self._items and self._error is None
-
-    async def next(self, patience_s: float | None = None) -> Batch:
-        """Wait for deltas. An empty batch means that all requests have ended.
-
-        Raise RequestFailed on an error, and TimeoutError if nothing arrives for `patience_s`
-        seconds; the caller may then call again. `patience_s` must be the same in all calls."""
-        while not self._items:
-            if self._error is not None:
-                raise RequestFailed(self._error)
-            if self.open <= 0:
-                return []
-            if not await self._wait_for_batch(patience_s):
-                raise TimeoutError
-        batch, self._items, self._unread = self._items, [], 0
-        return batch
-
-    def close(self) -> None:
-        """Cancel the timers once nobody reads the queue."""
-        for handle in (self._timer, self._pouring):
-            if handle is not None:
-                handle.cancel()
-
-    def _wake(self, put: bool = True) -> None:
-        if self._reader is not None and not self._reader.done():
-            self._reader.set_result(put)
-        self._reader = None
-
-    def _pour(self, pour: Pour) -> None:
-        self._pouring = None
-        reader = self._reader
-        if reader is None or reader.done():
-            return  # the reader takes the batch itself
-        try:
-            taken = pour(self._items)
-        except Exception as error:  # our bug; raise it in the reader
-            reader.set_exception(error)
-            return
-        if taken:
-            self._items, self._unread = [], 0
-            self._since = reader.get_loop().time()
-        else:
-            self._wake()
-
-    async def _wait_for_batch(self, patience_s: float | None) -> bool:
-        """Wait for a batch. One timer serves many waits and is set again only when it fires: a
-        timer per token costs as much as the token."""
-        loop = asyncio.get_running_loop()
-        if patience_s is not None:
-            self._since = loop.time()
-            if self._timer is None:
-                self._timer = loop.call_later(patience_s, self._check_timeout, loop, patience_s)
-        self._reader = loop.create_future()
-        try:
-            return await self._reader
-        finally:
-            self._reader = None
-
-    def _check_timeout(self, loop: asyncio.AbstractEventLoop, patience_s: float) -> None:
-        """Time the reader out, or set the timer again if the reader has not waited long enough."""
-        self._timer = None
-        if self._reader is None:
-            return
-        due = self._since + patience_s
-        if loop.time() < due:
-            self._timer = loop.call_at(due, self._check_timeout, loop, patience_s)
-        else:
-            self._wake(False)
-
-
-@dataclass(frozen=True, slots=True)
-class Prepared:
-    """A request that is tokenized and hashed.
-
-    `chunks` names the prompt's full chunks. Only nodes of `kind` can run the request. `deadline` is
-    a time of the router's clock (None: no deadline). `wanted` is the model name from the client, if
-    it sent one. If `fills` is True, the answer may use the rest of the context. `ranking` is the
-    placement policy the client asked for. `parsing` parses the answer (None: plain text)."""
-
-    request: Request
-    chunks: tuple[BlockHash, ...]
-    serving: Serving
-    wanted: str | None
-    fills: bool
-    ranking: Ranking | None = None
-    deadline: float | None = None
-    parsing: AnswerParsing | None = None
-
-    @property
-    def kind(self) -> Kind:
-        return self.serving.kind
-
-
-class Ticket:
-    """Admission of one prompt with `sequences` choices. The dispatcher reports when the prompt is
-    placed and when choices end; the ticket passes both on to `placed` and `free`."""
-
-    def __init__(
-        self,
-        sequences: int,
-        placed: Callable[[], None] = lambda: None,
-        free: Callable[[int], None] = lambda sequences: None,
-    ) -> None:
-        self._sequences = sequences
-        self._placed: Callable[[], None] | None = placed
-        self._free = free
-
-    def placed(self) -> None:
-        """The prompt is booked on nodes, waits for nodes, or was given up. Idempotent."""
-        placed, self._placed = self._placed, None
-        if placed is not None:
-            placed()
-
-    def ended(self, sequences: int) -> None:
-        """Free this many sequences: their choices are complete."""
-        self._sequences -= sequences
-        self._free(sequences)
-
-    def over(self) -> None:
-        """End the ticket and free the remaining sequences, whatever the outcome. Idempotent."""
-        self.placed()
-        if self._sequences:
-            self.ended(self._sequences)
+from baton_router.requests.ticket import Ticket
 
 
 @dataclass(slots=True)
@@ -224,16 +37,18 @@ class InFlightRequest:
     def id(self) -> RequestId:
         return self.record.request.id
 
-    def line(self) -> str:
+    def placement_line(self) -> str:
         """The current value of the `x-baton-placement` header."""
         record = self.record
         if record.current is None:
             return f"prefill=- decode=- reason=waiting: {record.waits_for}"
         cause = record.replaced_for
-        return record.current.placement.line() + (f"; placed again: {cause}" if cause else "")
+        return record.current.placement.header_line() + (
+            f"; placed again: {cause}" if cause else ""
+        )
 
 
-def rolled_out(revision: str) -> Unavailable:
+def rolled_out_error(revision: str) -> Unavailable:
     """The error for a request whose kind of nodes a roll-out has removed for good."""
     return Unavailable(
         f"the pool rolled out to revision {revision} while this request ran, and a running "

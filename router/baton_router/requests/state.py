@@ -12,7 +12,7 @@
 The client gets ids in order and once: overlap is dropped, and a gap means the attempt is lost. Each
 placement starts a numbered attempt. Frames of another attempt, or of nodes that do not serve this
 one, are dropped. A request that loses its prefill node stays on its decode node until the
-dispatcher has found another pair or calls no_first().
+dispatcher has found another pair or calls give_up_prefill().
 
 A lost node is a strike if the request made no progress on it: no new token and no new chunk of its
 prompt. After MAX_STRIKES strikes in a row the request ends, because it is probably the cause. A
@@ -23,15 +23,16 @@ The record keeps the request's history by the clock passed in: its attempts, eac
 node figures and times, and its waits for a place. If there are many, it keeps the first and the
 last ones.
 
-A draining node is not lost. placed() moves a request that decodes there; until then it continues
-there. A node that shuts down returns its remaining requests, which does not count as a refusal.
+A draining node is not lost. start_attempt() moves a request that decodes there; until then it
+continues there. A node that shuts down returns its remaining requests, which does not count as a
+refusal.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, field
-from typing import Literal
+from dataclasses import dataclass
+from typing import Literal, TypeAlias
 
 import msgspec
 
@@ -53,125 +54,11 @@ from baton_protocol.link import (
 from baton_protocol.request import Request
 from baton_protocol.store import Exact, exact_together
 from baton_router.nodes.link import Loss
-from baton_router.placement.policy import Considered, Placement, PredictionError, Way
-
-# Why a request is placed again: its node was lost, refused it or drains, or its tokens had a gap.
-Cause = Loss | Literal["refused", "drained", "gap"]
-# How a request ended: with its last token, with an error, or because the client left.
-End = Literal["done", "failed", "left"]
-
-
-@dataclass(frozen=True, slots=True)
-class FirstTokenTimes:
-    """Times measured at the first tokens of an attempt, or at the first ones of its decode node.
-    `pause_s`: seconds since the client's previous token. `handoff_s`: seconds since the router sent
-    FirstTokens to the decode node. `error`: predicted and measured time until decoding."""
-
-    pause_s: float | None
-    handoff_s: float | None
-    error: PredictionError | None
-
-
-@dataclass(frozen=True, slots=True)
-class PlacementBasis:
-    """Inputs of a placement: the prompt's full chunks, how many of them have a marker, and how
-    exact the chosen nodes are together."""
-
-    store_up: bool
-    chunks: int
-    stored_chunks: int
-    exact: Exact
-
-
-@dataclass(slots=True)
-class Wait:
-    """One period without a place, and the reason. `until` is None while the request waits."""
-
-    since: float
-    why: str
-    until: float | None = None
-
-
-@dataclass(slots=True)
-class Attempt:
-    """One attempt of a request: a placement and its outcome.
-
-    It holds predictions beside measurements. Explanations, traces, headers, logs and metrics read
-    the attempts of a request's record. It contains no tokens or text. Times are the router's clock.
-
-    `epoch` is the decode node's. `handed_at`: when the router sent the decode node the first
-    tokens. `first_at`: when the client's first token of this attempt arrived. `decoding_at`: when
-    the first token of the decoding node arrived, which is the time `placement` predicts.
-    `prefill_given_up_at`: when the router told the decode node to compute the prompt. `measured`
-    holds the nodes' figures, first those of the node that had to compute the prompt. `ended` is
-    also set while the dispatcher looks for another pair, and cleared if the decode node continues.
-    """
-
-    number: int
-    placement: Placement
-    epoch: Epoch
-    basis: PlacementBasis
-    placed_at: float
-    handed_at: float | None = None
-    first_at: float | None = None
-    decoding_at: float | None = None
-    prefill_given_up_at: float | None = None
-    measured: list[tuple[NodeId, RequestStats]] = field(default_factory=list)
-    ended_at: float | None = None
-    ended: Cause | End | None = None
-    blamed: NodeId | None = None
-
-    @property
-    def way(self) -> Way:
-        return "whole" if self.placement.prefill is None else "split"
-
-    @property
-    def chosen(self) -> Considered | None:
-        """The considered option that matches the placement."""
-        placement = self.placement
-        pair = (placement.decode, placement.prefill)
-        return next(
-            (option for option in placement.considered if (option.decode, option.prefill) == pair),
-            None,
-        )
-
-    @property
-    def expected_ms(self) -> float:
-        """Predicted time until the request decodes, without the slowdown it causes to others if
-        that part is known."""
-        chosen = self.chosen
-        return self.placement.predicted_ms - (chosen.slowdown_ms if chosen is not None else 0.0)
-
-    def end(self, why: Cause | End, now: float, blamed: NodeId | None = None) -> None:
-        self.ended, self.ended_at = why, now
-        self.blamed = blamed or self.blamed
-
-    def give_up_prefill(self, now: float) -> None:
-        """Record that the decode node computes the prompt; reopen the attempt if it had ended."""
-        self.prefill_given_up_at, self.ended, self.ended_at = now, None, None
-
-    def note_tokens(self, now: float, last_token_at: float | None) -> FirstTokenTimes | None:
-        """Record new tokens for the client, whose previous token came at `last_token_at`. Return
-        the times if these are the first tokens of the attempt or of its decode node, else None."""
-        pause_s = handoff_s = error = None
-        if self.first_at is None:
-            self.first_at = now
-            pause_s = None if last_token_at is None else now - last_token_at
-        if self.decoding_at is None and not self._tokens_are_the_prefill_nodes():
-            self.decoding_at = now
-            handoff_s = None if self.handed_at is None else now - self.handed_at
-            if self.prefill_given_up_at is None:
-                took_s = now - self.placed_at
-                error = PredictionError(self.way, self.expected_ms / 1000, took_s)
-        if (pause_s, handoff_s, error) == (None, None, None):
-            return None
-        return FirstTokenTimes(pause_s, handoff_s, error)
-
-    def _tokens_are_the_prefill_nodes(self) -> bool:
-        return self.way == "split" and self.prefill_given_up_at is None and self.handed_at is None
-
+from baton_router.placement.placement import Placement
+from baton_router.requests.attempt import Attempt, Cause, End, FirstTokenTimes, PlacementBasis, Wait
 
 Phase = Literal["waiting", "handoff", "running", "over"]
+Action: TypeAlias = "Emit | Send | Replace | Regroup | Measured | Failed | Ended"
 
 MAX_STRIKES = 3
 # Retry on another node after up to this many refusals that the next node may not repeat ("busy",
@@ -206,7 +93,7 @@ class Replace:
 
 @dataclass(frozen=True, slots=True)
 class Regroup:
-    """The prefill node is lost or drains: find another pair, or call no_first()."""
+    """The prefill node is lost or drains: find another pair, or call give_up_prefill()."""
 
     cause: Cause
     node: NodeId
@@ -231,9 +118,6 @@ class Failed:
 @dataclass(frozen=True, slots=True)
 class Ended:
     """The request is over: every choice finished."""
-
-
-Action = Emit | Send | Replace | Regroup | Measured | Failed | Ended
 
 
 class RequestRecord:
@@ -284,7 +168,7 @@ class RequestRecord:
         )
         return self._fail(error.record())
 
-    def wait(self, why: str) -> None:
+    def note_wait(self, why: str) -> None:
         """Record that the request has no place. A new reason starts a new wait."""
         now = self._clock()
         if self.waits and self.waits[-1].until is None:
@@ -295,16 +179,18 @@ class RequestRecord:
             del self.waits[1]
         self.waits.append(Wait(now, why))
 
-    def placed(self, placement: Placement, epoch: Epoch, basis: PlacementBasis) -> list[Action]:
+    def start_attempt(
+        self, placement: Placement, epoch: Epoch, basis: PlacementBasis
+    ) -> list[Action]:
         """Start the next attempt: abort the earlier one if it still runs, and send the new jobs.
         `epoch` is the decode node's."""
         assert self.phase != "over"
         split = placement.prefill is not None
         assert not split or not any(self.outputs), "a request with output cannot be split"
-        aborts = self._leave()
+        aborts = self._abort_jobs()
         now = self._clock()
         if self.current is not None and self.current.ended is None:  # its decode node drains
-            self.current.end("drained", now, self.decode)
+            self.current.note_end("drained", now, self.decode)
         self._end_wait(now)
         if len(self.attempts) == KEPT_ATTEMPTS:
             del self.attempts[1]
@@ -319,7 +205,7 @@ class RequestRecord:
             sends.append(Send(placement.prefill, self._prefill_job()))
         return [*aborts, *sends]
 
-    def no_first(self, reason: str) -> list[Action]:
+    def give_up_prefill(self, reason: str) -> list[Action]:
         """No other node computes the prompt: tell the decode node to compute it."""
         assert self.phase == "handoff"
         attempt = self._current()
@@ -362,10 +248,10 @@ class RequestRecord:
 
     def on_prefill_done(self, node: NodeId, done: PrefillDone) -> list[Action]:
         """Pass first tokens to the client and to the decode node, or end the request."""
-        if not self._from_prefill(node, done.attempt):
+        if not self._prefills_on(node, done.attempt):
             return []
         if not self._answers_each_choice(done):
-            return self.no_first(f"prefill node {node} did not answer each choice")
+            return self.give_up_prefill(f"prefill node {node} did not answer each choice")
         attempt = self._current()
         decode = attempt.placement.decode
         self.phase = "running"
@@ -373,17 +259,19 @@ class RequestRecord:
         for delta in done.choices:
             actions += self._accept(node, delta)
         if not self.open:  # the decode node still has the request parked
-            return [*actions, Send(decode, self._abort())]
+            return [*actions, Send(decode, self._abort_frame())]
         attempt.handed_at = self._clock()
-        first = FirstTokens(self.request.id, self.attempt, self._ids(), self._finished())
+        first = FirstTokens(
+            self.request.id, self.attempt, self._output_ids(), self._finished_choices()
+        )
         return [*actions, Send(decode, first)]
 
     def on_failed(self, node: NodeId, failed: JobFailed) -> list[Action]:
         """A failed prefill job only costs time. A failed decode job fails the request, unless its
         node drains or the error is retryable: then the request is placed again."""
-        if self._from_prefill(node, failed.attempt):
-            return self.no_first(failed.error.message)
-        if not self._serves(node) or failed.attempt != self.attempt:
+        if self._prefills_on(node, failed.attempt):
+            return self.give_up_prefill(failed.error.message)
+        if not self._decodes_on(node) or failed.attempt != self.attempt:
             return []
         if failed.error.code == DRAINED:
             return self._replace("drained", node, aborted=False)
@@ -397,31 +285,31 @@ class RequestRecord:
     def on_lost(self, node: NodeId, cause: Loss, *, blamed: bool = True) -> list[Action]:
         """Give the node up, with an Abort in case it still lives. `blamed` is False if the node got
         the request after its last sign of life."""
-        if self._from_prefill(node, self.attempt):
+        if self._prefills_on(node, self.attempt):
             self._strike(blamed)
             if self.on_probation:  # it must wait for its turn to get any node
                 return self._replace(cause, node)
             return self._regroup(cause, node)
-        if not self._serves(node):
+        if not self._decodes_on(node):
             return []
-        if not self._regroups():  # otherwise both nodes of the pair are lost: one strike
+        if not self._is_regrouping():  # otherwise both nodes of the pair are lost: one strike
             self._strike(blamed)
         return self._replace(cause, node)
 
     def on_leaving(self, node: NodeId) -> list[Action]:
         """A prefill node drains: find another for its job. No effect for any other node."""
-        return self._regroup("drained", node) if self._from_prefill(node, self.attempt) else []
+        return self._regroup("drained", node) if self._prefills_on(node, self.attempt) else []
 
     def on_rolled_out(self, node: NodeId) -> list[Action]:
         """The decode node drains and no other node of its kind will come."""
-        return self._replace("drained", node) if self._serves(node) else []
+        return self._replace("drained", node) if self._decodes_on(node) else []
 
     def on_resumed(self, node: NodeId) -> list[Action]:
         """The link is back and the engine is the same: send the job again, in the same attempt,
         with the tokens so far. Nothing that was in flight is lost or doubled."""
-        if self._from_prefill(node, self.attempt):
+        if self._prefills_on(node, self.attempt):
             return [Send(node, self._prefill_job())]
-        return [Send(node, self._run_job())] if self._serves(node) else []
+        return [Send(node, self._run_job())] if self._decodes_on(node) else []
 
     def cancel(self, error: ErrorRecord | None = None) -> list[Action]:
         """End the request: the client left (no error), or the router fails it with `error`."""
@@ -429,8 +317,8 @@ class RequestRecord:
             return []
         if error is not None:
             return self._fail(error)
-        aborts = self._leave()
-        self._finish("left")
+        aborts = self._abort_jobs()
+        self._end_request("left")
         return [*aborts]
 
     # --- figures ----------------------------------------------------------------------------------
@@ -448,7 +336,7 @@ class RequestRecord:
     @property
     def prefill(self) -> NodeId | None:
         """The node that computes the prompt for the decode node; None once it is done or gone."""
-        if self.phase != "handoff" or self._regroups():
+        if self.phase != "handoff" or self._is_regrouping():
             return None
         return self._current().placement.prefill
 
@@ -502,7 +390,7 @@ class RequestRecord:
         if overlap > 0:
             if overlap >= len(delta.ids) and delta.finish is None:
                 return []
-            delta = _without(delta, overlap)
+            delta = _drop_known_ids(delta, overlap)
         if delta.offset != len(output):
             self._strike()
             return self._replace("gap", node)
@@ -522,7 +410,7 @@ class RequestRecord:
         if delta.finish is not None:
             self.open.discard(delta.choice)
         if not self.open:
-            self._finish("done")
+            self._end_request("done")
             actions.append(Ended())
         return actions
 
@@ -557,31 +445,31 @@ class RequestRecord:
         self._progress = False
 
     def _replace(self, cause: Cause, node: NodeId, *, aborted: bool = True) -> list[Action]:
-        aborts = self._leave(gone=None if aborted else node)
-        self._current().end(cause, self._clock(), node)
+        aborts = self._abort_jobs(gone=None if aborted else node)
+        self._current().note_end(cause, self._clock(), node)
         self.phase, self.current = "waiting", None
-        self.wait(f"the attempt on {node} ended ({cause})")
+        self.note_wait(f"the attempt on {node} ended ({cause})")
         return [*aborts, Replace(cause, node)]
 
     def _regroup(self, cause: Cause, prefill: NodeId) -> list[Action]:
-        self._current().end(cause, self._clock(), prefill)
-        return [Send(prefill, self._abort()), Regroup(cause, prefill)]
+        self._current().note_end(cause, self._clock(), prefill)
+        return [Send(prefill, self._abort_frame()), Regroup(cause, prefill)]
 
-    def _regroups(self) -> bool:
+    def _is_regrouping(self) -> bool:
         """True if the prefill node is gone and the dispatcher looks for a replacement."""
         return self.phase == "handoff" and self._current().ended is not None
 
     def _fail(self, error: ErrorRecord, gone: NodeId | None = None) -> list[Action]:
-        aborts = self._leave(gone)
-        self._finish("failed")
+        aborts = self._abort_jobs(gone)
+        self._end_request("failed")
         return [*aborts, Failed(error)]
 
-    def _finish(self, end: End) -> None:
+    def _end_request(self, end: End) -> None:
         now = self._clock()
         self.phase, self.end = "over", end
         self._end_wait(now)
         if self.attempts and self.attempts[-1].ended is None:
-            self.attempts[-1].end(end, now)
+            self.attempts[-1].note_end(end, now)
 
     def _end_wait(self, now: float) -> None:
         if self.waits and self.waits[-1].until is None:
@@ -591,54 +479,56 @@ class RequestRecord:
         assert self.current is not None, "the request waits for a place"
         return self.current
 
-    def _leave(self, gone: NodeId | None = None) -> list[Send]:
+    def _abort_jobs(self, gone: NodeId | None = None) -> list[Send]:
         """Abort the request on the attempt's nodes, except on `gone`, which has dropped it."""
         nodes = [node for node in (self.prefill, self.decode) if node not in (None, gone)]
-        return [Send(node, self._abort()) for node in nodes if node is not None]
+        return [Send(node, self._abort_frame()) for node in nodes if node is not None]
 
     def _run_job(self) -> RunJob:
         await_first = self.phase == "handoff"
         uncached = 0 if await_first else self._current().placement.uncached
-        return RunJob(self._job(), await_first, self._finished(), uncached)
+        return RunJob(self._request_of_attempt(), await_first, self._finished_choices(), uncached)
 
     def _prefill_job(self) -> PrefillJob:
         attempt = self._current()
         placement = attempt.placement
-        return PrefillJob(self._job(), placement.decode, attempt.epoch, placement.uncached)
+        return PrefillJob(
+            self._request_of_attempt(), placement.decode, attempt.epoch, placement.uncached
+        )
 
-    def _job(self) -> Request:
+    def _request_of_attempt(self) -> Request:
         params = self.request.params
         if self._prompt_sent:
             params = msgspec.structs.replace(params, prompt_logprobs=None)
         return msgspec.structs.replace(
-            self.request, attempt=self.attempt, outputs=self._ids(), params=params
+            self.request, attempt=self.attempt, outputs=self._output_ids(), params=params
         )
 
-    def _ids(self) -> tuple[tuple[int, ...], ...]:
+    def _output_ids(self) -> tuple[tuple[int, ...], ...]:
         return tuple(tuple(ids) for ids in self.outputs)
 
-    def _finished(self) -> tuple[int, ...]:
+    def _finished_choices(self) -> tuple[int, ...]:
         return tuple(choice for choice in range(self.request.params.n) if choice not in self.open)
 
-    def _abort(self) -> Abort:
+    def _abort_frame(self) -> Abort:
         return Abort(self.request.id, self.attempt)
 
-    def _from_prefill(self, node: NodeId, attempt: int) -> bool:
+    def _prefills_on(self, node: NodeId, attempt: int) -> bool:
         waiting = self.phase == "handoff" and node == self.prefill
         return waiting and attempt == self.attempt
 
-    def _serves(self, node: NodeId) -> bool:
+    def _decodes_on(self, node: NodeId) -> bool:
         return self.phase in ("handoff", "running") and node == self.decode
 
 
-def _without(delta: Delta, known: int) -> Delta:
-    """The delta without its first `known` ids. Text cannot be cut by ids: a delta with text, or one
-    that ends before `known`, is returned unchanged and so counts as a gap."""
-    if delta.text or known > len(delta.ids):
+def _drop_known_ids(delta: Delta, overlap: int) -> Delta:
+    """The delta without its first `overlap` ids, which the client has. Text cannot be cut by ids: a
+    delta with text, or with fewer ids, is returned unchanged and so counts as a gap."""
+    if delta.text or overlap > len(delta.ids):
         return delta
     return msgspec.structs.replace(
         delta,
-        offset=delta.offset + known,
-        ids=delta.ids[known:],
-        logprobs=delta.logprobs[known:],
+        offset=delta.offset + overlap,
+        ids=delta.ids[overlap:],
+        logprobs=delta.logprobs[overlap:],
     )

@@ -29,7 +29,7 @@ from baton_router.openai.answer_parsing import AnswerParsing
 from baton_router.openai.call import Call, Prompt, TextPrompt, Truncation
 from baton_router.openai.sampling import check_scores, complete
 from baton_router.openai.structured_output import RequestedGrammar
-from baton_router.requests.in_flight import Prepared
+from baton_router.requests.prepared import Prepared
 from baton_text.grammars.errors import GrammarError
 from baton_text.tokenizer import LONG_TEXT, MOST_AT_ONCE, TextTooLong, Tokenizer
 
@@ -58,18 +58,18 @@ async def prepare(
     traceparent: str = "",
 ) -> list[Prepared]:
     """Tokenize and check every prompt of the call. Raise InvalidRequest or PromptTooLong before any
-    is placed. A call for more than `most_sequences` sequences fails before tokenization. `deadline`
+    is placed. A call for more than `max_sequences` sequences fails before tokenization. `deadline`
     is a time of the router's clock."""
-    prompts = await _prompts(call, serving)
+    prompts = await _render_prompts(call, serving)
     _check_sequences(len(prompts), call.sampling.get("n", 1), max_sequences)
     parsing = call.parsing(serving.model, prompts)
-    sampling = await _sampling(call, serving, len(prompts), parsing)
+    sampling = await _check_sampling(call, serving, len(prompts), parsing)
     prepared = []
     tokens = 0
     for slot, prompt in enumerate(prompts):
         if slot:
             await asyncio.sleep(0)  # each takes milliseconds; let other streams run
-        ids = await _ids(prompt, serving, call)
+        ids = await _prompt_ids(prompt, serving, call)
         tokens += len(ids)
         if tokens > MAX_TOKENS:
             raise InvalidRequest(
@@ -99,7 +99,7 @@ async def prepare(
             traceparent=traceparent,
             continues_prompt=call.continues_prompt,
         )
-        chunks = await _chunks(ids, serving.sample, tenant.salt)
+        chunks = await _hash_chunks(ids, serving.sample, tenant.salt)
         fills = sampling.get("max_tokens") is None and call.default_max_tokens is None
         prepared.append(
             Prepared(
@@ -119,7 +119,7 @@ def _check_sequences(prompts: int, n: int, limit: int | None) -> None:
         )
 
 
-def fits(item: Prepared, serving: Serving) -> bool:
+def fits_serving(item: Prepared, serving: Serving) -> bool:
     """Whether `serving` can run the same ids instead of the request's own kind."""
     request = item.request
     params = request.params
@@ -138,19 +138,19 @@ def fits(item: Prepared, serving: Serving) -> bool:
     )
 
 
-async def for_kind(item: Prepared, serving: Serving) -> Prepared:
-    """The same request for another kind of nodes; call fits() first."""
+async def prepare_for_kind(item: Prepared, serving: Serving) -> Prepared:
+    """The same request for another kind of nodes; call fits_serving() first."""
     request = item.request
     if item.fills:
         room = serving.max_model_len - len(request.prompt_ids)
         max_tokens = min(request.params.max_tokens, room)
         params = msgspec.structs.replace(request.params, max_tokens=max_tokens)
         request = msgspec.structs.replace(request, params=params)
-    chunks = await _chunks(request.prompt_ids, serving.sample, request.salt)
+    chunks = await _hash_chunks(request.prompt_ids, serving.sample, request.salt)
     return replace(item, request=request, chunks=chunks, serving=serving)
 
 
-async def _prompts(call: Call, serving: Serving) -> list[Prompt]:
+async def _render_prompts(call: Call, serving: Serving) -> list[Prompt]:
     """Render a long conversation in a thread, because rendering holds the interpreter lock for tens
     of milliseconds per 16 MB. Refuse one that is certainly too long before rendering it."""
     longest = serving.model.tokenizer.longest_token
@@ -158,18 +158,18 @@ async def _prompts(call: Call, serving: Serving) -> list[Prompt]:
         reason = (
             f"has messages of {call.rendered} characters, at {longest} characters per token at most"
         )
-        raise _too_long(serving, reason, call.names.get("prompt", "prompt"))
+        raise _too_long_error(serving, reason, call.names.get("prompt", "prompt"))
     if call.rendered <= LONG_TEXT:
         return call.prompts(serving.model)
     return await asyncio.to_thread(call.prompts, serving.model)
 
 
-async def _ids(prompt: Prompt, serving: Serving, call: Call) -> tuple[int, ...]:
+async def _prompt_ids(prompt: Prompt, serving: Serving, call: Call) -> tuple[int, ...]:
     """Tokenize one prompt. Raise PromptTooLong as soon as it certainly exceeds the context, without
     processing the rest."""
     field, model = call.names.get("prompt", "prompt"), serving.model
     try:
-        ids = await _all_or_kept(prompt, serving, call, field)
+        ids = await _tokenize(prompt, serving, call, field)
     except TextTooLong as error:
         raise PromptTooLong(
             f"the prompt has {error.args[0]} characters in a row that this model's tokenizer "
@@ -182,34 +182,34 @@ async def _ids(prompt: Prompt, serving: Serving, call: Call) -> tuple[int, ...]:
     return tuple(model.tokenizer.shared(ids))
 
 
-async def _all_or_kept(prompt: Prompt, serving: Serving, call: Call, field: str) -> Sequence[int]:
+async def _tokenize(prompt: Prompt, serving: Serving, call: Call, field: str) -> Sequence[int]:
     """The prompt's ids; if truncated, those kept. Raise TextTooLong, PromptTooLong."""
     max_tokens, truncation = serving.max_model_len - 1, call.truncation
     kept = (
-        _kept(call, truncation, serving.max_model_len) if truncation is not None else max_tokens + 1
+        _max_kept_tokens(call, truncation, serving.max_model_len)
+        if truncation is not None
+        else max_tokens + 1
     )
     # If the limit exceeds what fits, truncation does not help: the prompt is too long either way.
     if truncation is not None and kept <= max_tokens:
-        return await _truncated(prompt, kept, truncation.keeps_last, serving)
+        return await _truncate(prompt, kept, truncation.keeps_last, serving)
     if not isinstance(prompt, TextPrompt):
         if len(prompt) > max_tokens:
-            raise _too_long(serving, f"has {len(prompt)}", field)
+            raise _too_long_error(serving, f"has {len(prompt)}", field)
         return prompt
     size, longest = len(prompt.text), serving.model.tokenizer.longest_token
     if size > max_tokens * longest:
         reason = f"has {size} characters, at {longest} characters per token at most"
-        raise _too_long(serving, reason, field)
+        raise _too_long_error(serving, reason, field)
     ids, complete = await serving.model.encode(
         prompt.text, max_tokens, add_special_tokens=prompt.add_special_tokens
     )
     if not complete:
-        raise _too_long(serving, f"has more than {max_tokens}", field)
+        raise _too_long_error(serving, f"has more than {max_tokens}", field)
     return ids
 
 
-async def _truncated(
-    prompt: Prompt, kept: int, keeps_last: bool, serving: Serving
-) -> Sequence[int]:
+async def _truncate(prompt: Prompt, kept: int, keeps_last: bool, serving: Serving) -> Sequence[int]:
     if not isinstance(prompt, TextPrompt):
         return prompt[-kept:] if keeps_last else prompt[:kept]
     special = prompt.add_special_tokens
@@ -219,7 +219,7 @@ async def _truncated(
     return ids[:kept]
 
 
-def _kept(call: Call, truncation: Truncation, max_model_len: int) -> int:
+def _max_kept_tokens(call: Call, truncation: Truncation, max_model_len: int) -> int:
     """Maximum tokens kept of each prompt. Without a number in the call, keep what the answer leaves
     of the context; an answer without a length leaves all but one token."""
     if truncation.tokens == 0:
@@ -233,7 +233,7 @@ def _kept(call: Call, truncation: Truncation, max_model_len: int) -> int:
     return max(1, max_model_len - answer)
 
 
-def _too_long(serving: Serving, reason: str, field: str) -> PromptTooLong:
+def _too_long_error(serving: Serving, reason: str, field: str) -> PromptTooLong:
     return PromptTooLong(
         f"this model's maximum context length is {serving.max_model_len} tokens, but the prompt"
         f" {reason}; at least one token must be left to generate. Shorten {field}",
@@ -241,7 +241,7 @@ def _too_long(serving: Serving, reason: str, field: str) -> PromptTooLong:
     )
 
 
-async def _sampling(
+async def _check_sampling(
     call: Call, serving: Serving, prompts: int, parsing: AnswerParsing | None
 ) -> Mapping[str, Any]:
     """The call's sampling fields: token ids checked against the vocabulary, bad words as ids, and
@@ -254,16 +254,19 @@ async def _sampling(
     if parsing is not None and parsing.reads_special and not call.special_tokens_requested:
         fields = {**fields, "skip_special_tokens": False}
     if call.grammar is not None:
-        fields = {**fields, "structured": await _structured(call.grammar, serving, prompts)}
+        fields = {**fields, "structured": await _compile_format(call.grammar, serving, prompts)}
     if parsing is not None and parsing.rules is not None:
-        fields = {**fields, "structured": await _whole_answer(parsing, parsing.rules, serving)}
+        fields = {
+            **fields,
+            "structured": await _compile_whole_answer(parsing, parsing.rules, serving),
+        }
     if not call.bad_words:
         return fields
-    banned = await asyncio.to_thread(_spellings, call.bad_words, serving.model.tokenizer)
+    banned = await asyncio.to_thread(_spell, call.bad_words, serving.model.tokenizer)
     return {**fields, "bad_words": banned}
 
 
-async def _structured(
+async def _compile_format(
     requested: RequestedGrammar, serving: Serving, prompts: int
 ) -> StructuredOutput:
     try:
@@ -281,7 +284,7 @@ async def _structured(
     return StructuredOutput(grammar)
 
 
-async def _whole_answer(
+async def _compile_whole_answer(
     parsing: AnswerParsing, rules: AnswerRules, serving: Serving
 ) -> StructuredOutput:
     """The grammar of a whole answer. Its content was checked alone before, for a clearer error."""
@@ -299,7 +302,7 @@ def _check_ids(name: str, ids: Sequence[int], vocab_size: int) -> None:
         )
 
 
-def _spellings(words: Sequence[str], tokenizer: Tokenizer) -> tuple[tuple[int, ...], ...]:
+def _spell(words: Sequence[str], tokenizer: Tokenizer) -> tuple[tuple[int, ...], ...]:
     """Ids of each word as written and, unless it starts with a space, also after a space, as in the
     middle of a sentence. Skip the second if it ends with the first, whose ban covers it."""
     spellings: dict[tuple[int, ...], None] = {}
@@ -313,13 +316,15 @@ def _spellings(words: Sequence[str], tokenizer: Tokenizer) -> tuple[tuple[int, .
     return tuple(spellings)
 
 
-async def _chunks(ids: tuple[int, ...], sample: NodeReport, salt: str) -> tuple[BlockHash, ...]:
+async def _hash_chunks(
+    ids: tuple[int, ...], sample: NodeReport, salt: str
+) -> tuple[BlockHash, ...]:
     if len(ids) <= LONG_PROMPT:
-        return _chunk_names(ids, sample, salt)
-    return await asyncio.to_thread(_chunk_names, ids, sample, salt)
+        return _hash_chunks_now(ids, sample, salt)
+    return await asyncio.to_thread(_hash_chunks_now, ids, sample, salt)
 
 
-def _chunk_names(ids: tuple[int, ...], sample: NodeReport, salt: str) -> tuple[BlockHash, ...]:
+def _hash_chunks_now(ids: tuple[int, ...], sample: NodeReport, salt: str) -> tuple[BlockHash, ...]:
     layout = sample.layout
     if len(ids) < layout.chunk_tokens:
         return ()

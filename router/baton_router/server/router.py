@@ -31,13 +31,16 @@ from baton_protocol.errors import Unavailable
 from baton_protocol.link import is_loopback, link_headers
 from baton_protocol.store import RouterReport
 from baton_protocol.traces import Sink
-from baton_router.admission.admission import Admission, ColdStart
-from baton_router.admission.tenant_limits import Budgets, Limits, read_limits
+from baton_router.admission.admission import Admission
+from baton_router.admission.budgets import TenantBudgets
+from baton_router.admission.cold_start import ColdStart
+from baton_router.admission.tenant_limits import LimitsByTenant, read_limits
 from baton_router.auth import Tenants
 from baton_router.errors import ListenError, StartError
 from baton_router.http.app import ROUTER_DIGITS, Api, build_app
 from baton_router.http.connections import BodyLimits, ConnectionSettings, HttpServer, settle_memory
-from baton_router.http.generation import GenerationRoutes, Intake, Observers
+from baton_router.http.generation import GenerationRoutes, Intake
+from baton_router.http.observers import Observers
 from baton_router.http.pool_routes import PoolRoutes
 from baton_router.metrics.load_report import LoadReporter
 from baton_router.metrics.router_metrics import AdmissionMetrics, Demand, RouterMetrics
@@ -47,10 +50,12 @@ from baton_router.nodes.link import LinkTable, NodeLink
 from baton_router.nodes.model_artifacts import ModelStore
 from baton_router.nodes.pool_view import PoolView
 from baton_router.nodes.prefix_index import Markers
-from baton_router.observability.request_log import ExplanationHistory, Tracing
-from baton_router.placement.policy import Policy
-from baton_router.requests.dispatcher import Dispatcher, Placer
+from baton_router.observability.explanation import ExplanationHistory
+from baton_router.observability.tracing import Tracing
+from baton_router.placement.policy import PlacementPolicy
+from baton_router.requests.dispatcher import Dispatcher
 from baton_router.requests.in_flight import count_held
+from baton_router.requests.placer import Placer
 from baton_router.server.peers import Peers, gathering
 from baton_router.server.reload import FileReloader
 from baton_router.server.workers import FIRST_WORKER
@@ -158,7 +163,7 @@ class Router:
             self._index, timeout_s=settings.tunables.lookup_timeout_ms / 1000, clock=clock
         )
 
-    def _make_api(self, tenants: Tenants, limits: Limits) -> None:
+    def _make_api(self, tenants: Tenants, limits: LimitsByTenant) -> None:
         """Make the stages that a call passes, on top of the pool."""
         settings, clock = self.settings, self._clock
         name = f"{socket.gethostname()}-{secrets.token_hex(ROUTER_DIGITS // 2)}"
@@ -178,13 +183,13 @@ class Router:
             clock=clock,
         )
         self._cold_start = ColdStart(
-            self.fleet, self.dispatcher.change, wait_s=settings.wake_wait_s, clock=clock
+            self.fleet, self.dispatcher.next_change, wait_s=settings.wake_wait_s, clock=clock
         )
         admission_metrics = AdmissionMetrics(metrics.registry)
         self.admission = Admission(
-            settings, self.view, Budgets(self._budgets, clock), admission_metrics, clock
+            settings, self.view, TenantBudgets(self._budgets, clock), admission_metrics, clock
         )
-        self.admission.use(tenants, limits)
+        self.admission.use_limits(tenants, limits)
         observers = Observers(
             metrics=metrics,
             refused=admission_metrics.rejected,
@@ -240,7 +245,7 @@ class Router:
     def _read_tenants(self) -> None:
         """Read keys and limits again. Raise StartError without a change if a file is unusable."""
         self.api.tenants, limits = _tenants(self.settings)
-        self.admission.use(self.api.tenants, limits)
+        self.admission.use_limits(self.api.tenants, limits)
 
     # --- parts ----------------------------------------------------------------------------------
 
@@ -286,7 +291,7 @@ class Router:
         """The router's current load report: what clients ask of it."""
         in_flight = self.dispatcher.in_flight
         held = count_held(in_flight.values(), self.view)
-        waiting = self._cold_start.held + self.admission.held + held
+        waiting = self._cold_start.held_calls + self.admission.waiting_prompts + held
         return self._demand.report(len(in_flight) - held, waiting)
 
     async def _listen(self) -> None:
@@ -340,19 +345,19 @@ class Router:
         await self._models.close()
         await self._session.close()
         await self._markers.close()
-        await self.admission.close()
+        await self.admission.shut_down()
         for part in (self._index, self._registry, self._budgets):
             if part is not None:
                 await part.close()
 
     async def _end_running(self) -> None:
         """End running requests with a retryable error, and abort them on their nodes."""
-        self._cold_start.end()
-        self.admission.end()
+        self._cold_start.refuse_held()
+        self.admission.refuse_waiting()
         self.dispatcher.on_change()
         error = Unavailable("the router is shutting down; send the request again").record()
         for request in list(self.dispatcher.in_flight.values()):
-            self.dispatcher.cancel(request, error)
+            self.dispatcher.cancel_request(request, error)
         deadline = self._clock() + FAREWELL_S
         while self._clock() < deadline and self._busy():
             await asyncio.sleep(POLL_S)
@@ -362,15 +367,15 @@ class Router:
         return writing or self.api.generation.answering > 0
 
 
-def _tenants(settings: RouterSettings) -> tuple[Tenants, Limits]:
+def _tenants(settings: RouterSettings) -> tuple[Tenants, LimitsByTenant]:
     tenants, limits = Tenants.of_settings(settings), read_limits(settings.tenants)
     for name in sorted(limits.names - tenants.names):
         logger.warning("--tenants %s names %r, which has no API key", settings.tenants, name)
     return tenants, limits
 
 
-def _policy(settings: RouterSettings) -> Policy:
-    return Policy(
+def _policy(settings: RouterSettings) -> PlacementPolicy:
+    return PlacementPolicy(
         handoff=settings.handoff,
         min_tokens=settings.handoff_min_tokens,
         missing_role=settings.missing_role,

@@ -11,10 +11,12 @@ from typing import Any
 import aiohttp
 import pytest
 
+from baton_protocol.ids import NodeId
 from baton_protocol.link import PrefillJob, RunJob
 from baton_protocol.store import Speeds
-from baton_router.admission.admission import AdmittedLoad
+from baton_router.admission.capacity import AdmittedLoad
 from baton_text.tokenizer import LONG_TEXT, Tokenizer
+from tests.router import pools
 from tests.support.nodes.fake_node import FakeNode
 from tests.support.waiting import WAIT_S, until, until_is
 
@@ -22,7 +24,6 @@ pytestmark = pytest.mark.integration
 
 ACME, GLOBEX, OPS = "sk-acme", "sk-globex", "sk-ops"
 COMPLETIONS = "/v1/completions"
-Reply = tuple[int, Any, dict[str, str]]
 
 
 @pytest.fixture
@@ -37,22 +38,20 @@ def body(prompt: str, **fields: Any) -> dict[str, Any]:
     return {"prompt": prompt, "max_tokens": 2} | fields
 
 
-def bearer(key: str) -> dict[str, str]:
-    return {"Authorization": f"Bearer {key}"}
-
-
 def prompts(node: FakeNode) -> list[str]:
     return [bytes(job.request.prompt_ids).decode() for job in node.got_of(RunJob)]
 
 
-async def submit(client: Any, prompt: str, key: str = "", **fields: Any) -> asyncio.Task[Reply]:
+async def submit(
+    client: pools.Client, prompt: str, key: str = "", **fields: Any
+) -> asyncio.Task[pools.Reply]:
     """Send a call, and wait until the router has placed or queued it."""
 
     async def accepted() -> int:
         return int(await client.queued() + await client.unfinished())
 
     before = await accepted()
-    headers = bearer(key) if key else None
+    headers = pools.bearer(key) if key else None
     task = asyncio.create_task(client.post(COMPLETIONS, body(prompt, **fields), headers))
     async with asyncio.timeout(WAIT_S):
         while not task.done() and await accepted() <= before:
@@ -65,25 +64,27 @@ def occupy(node: FakeNode) -> None:
     node.script.run = "silent"
 
 
-async def cancel_all(client: Any, *tasks: asyncio.Task[Reply]) -> None:
+async def cancel_all(client: pools.Client, *tasks: asyncio.Task[pools.Reply]) -> None:
     for task in tasks:
         task.cancel()
     await asyncio.gather(*tasks, return_exceptions=True)
     await until_is(client.unfinished, 0)
 
 
-async def test_a_pool_with_room_admits_every_call_at_once(running: Any, decode: FakeNode) -> None:
+async def test_a_pool_with_room_admits_every_call_at_once(
+    running: pools.Running, decode: FakeNode
+) -> None:
     occupy(decode)
     async with running(decode) as client:
         calls = [client.post(COMPLETIONS, body(f"p{n}")) for n in range(50)]
-        tasks = [asyncio.create_task(each) for each in calls]
+        tasks = [asyncio.create_task(call) for call in calls]
         await until(lambda: len(decode.got_of(RunJob)) == 50)
         assert await client.queued() == 0
         await cancel_all(client, *tasks)
 
 
 async def test_while_every_node_is_full_calls_wait_and_start_in_order_of_arrival(
-    running: Any, decode: FakeNode
+    running: pools.Running, decode: FakeNode
 ) -> None:
     occupy(decode)
     async with running(decode, max_inflight=1) as client:
@@ -99,13 +100,13 @@ async def test_while_every_node_is_full_calls_wait_and_start_in_order_of_arrival
     assert prompts(decode) == ["first", "p0", "p1", "p2"]
 
 
-async def cancel(task: asyncio.Task[Reply]) -> None:
+async def cancel(task: asyncio.Task[pools.Reply]) -> None:
     task.cancel()
     await asyncio.gather(task, return_exceptions=True)
 
 
 async def test_a_burst_never_runs_more_sequences_than_the_nodes_take(
-    running: Any, decode: FakeNode, other: FakeNode
+    running: pools.Running, decode: FakeNode, other: FakeNode
 ) -> None:
     """The router queries the index between a turn and its booking. Calls that arrive meanwhile must
     not be admitted on top."""
@@ -123,7 +124,7 @@ async def test_a_burst_never_runs_more_sequences_than_the_nodes_take(
 
 
 async def test_a_long_text_does_not_delay_the_tokenization_of_short_ones(
-    running: Any, monkeypatch: pytest.MonkeyPatch
+    running: pools.Running, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     gate, encode = threading.Event(), Tokenizer.encode_up_to
 
@@ -145,7 +146,7 @@ async def test_a_long_text_does_not_delay_the_tokenization_of_short_ones(
         assert (await long)[0] == 200
 
 
-async def test_a_node_is_full_at_the_max_num_seqs_that_it_reports(running: Any) -> None:
+async def test_a_node_is_full_at_the_max_num_seqs_that_it_reports(running: pools.Running) -> None:
     async with FakeNode("decode-0", "decode", max_num_seqs=2) as node:
         occupy(node)
         async with running(node) as client:
@@ -156,7 +157,7 @@ async def test_a_node_is_full_at_the_max_num_seqs_that_it_reports(running: Any) 
 
 
 async def test_a_node_is_full_when_its_queued_prompts_take_admission_queue_ms(
-    running: Any, decode: FakeNode
+    running: pools.Running, decode: FakeNode
 ) -> None:
     """The node computes 10,000 tokens a second: the first prompt takes 10 ms."""
     occupy(decode)
@@ -167,7 +168,7 @@ async def test_a_node_is_full_when_its_queued_prompts_take_admission_queue_ms(
 
 
 async def test_a_waiting_stream_gets_keep_alives_and_then_its_answer(
-    running: Any, decode: FakeNode
+    running: pools.Running, decode: FakeNode
 ) -> None:
     occupy(decode)
     async with running(decode, max_inflight=1, keepalive_s=0.05) as client:
@@ -186,7 +187,9 @@ async def test_a_waiting_stream_gets_keep_alives_and_then_its_answer(
     assert rest.endswith("data: [DONE]\n\n")
 
 
-async def test_a_full_queue_answers_429_with_retry_after(running: Any, decode: FakeNode) -> None:
+async def test_a_full_queue_answers_429_with_retry_after(
+    running: pools.Running, decode: FakeNode
+) -> None:
     occupy(decode)
     async with running(decode, max_inflight=1, max_queued=1) as client:
         tasks = [await submit(client, "first"), await submit(client, "second")]
@@ -202,7 +205,9 @@ async def test_a_full_queue_answers_429_with_retry_after(running: Any, decode: F
         await cancel_all(client, *tasks)
 
 
-async def test_a_call_that_waits_too_long_gets_503(running: Any, decode: FakeNode) -> None:
+async def test_a_call_that_waits_too_long_gets_503(
+    running: pools.Running, decode: FakeNode
+) -> None:
     occupy(decode)
     async with running(decode, max_inflight=1, queue_timeout_s=0.2) as client:
         first = await submit(client, "first")
@@ -217,7 +222,7 @@ async def test_a_call_that_waits_too_long_gets_503(running: Any, decode: FakeNod
 
 
 async def test_a_disconnect_frees_the_call_s_place_in_the_queue(
-    running: Any, decode: FakeNode
+    running: pools.Running, decode: FakeNode
 ) -> None:
     occupy(decode)
     async with running(decode, max_inflight=1, max_queued=1) as client:
@@ -233,7 +238,7 @@ async def test_a_disconnect_frees_the_call_s_place_in_the_queue(
 
 
 async def test_higher_priorities_go_first_and_tenants_of_one_priority_take_turns(
-    running: Any, decode: FakeNode, tenant_settings: dict[str, Any]
+    running: pools.Running, decode: FakeNode, tenant_settings: dict[str, Any]
 ) -> None:
     Path(tenant_settings["tenants"]).write_text("[tenants.ops]\npriority = 10\n")
     occupy(decode)
@@ -250,7 +255,7 @@ async def test_higher_priorities_go_first_and_tenants_of_one_priority_take_turns
 
 @pytest.mark.parametrize("shared", [True, False], ids=["several tenants", "one tenant"])
 async def test_the_largest_of_several_tenants_leaves_sequences_free_for_the_others(
-    running: Any, decode: FakeNode, tenant_settings: dict[str, Any], shared: bool
+    running: pools.Running, decode: FakeNode, tenant_settings: dict[str, Any], shared: bool
 ) -> None:
     if not shared:
         Path(tenant_settings["api_keys"]).write_text(f"acme {ACME}\n")
@@ -267,12 +272,14 @@ async def test_the_largest_of_several_tenants_leaves_sequences_free_for_the_othe
 
 
 async def test_the_tenant_with_the_most_recent_prompts_waits_even_if_another_runs_more(
-    running: Any, decode: FakeNode, tenant_settings: dict[str, Any]
+    running: pools.Running, decode: FakeNode, tenant_settings: dict[str, Any]
 ) -> None:
     """The node computes 10,000 tokens a second: acme may use 5 ms of its queue, globex 25 ms."""
     async with running(decode, admission_queue_ms=100, **tenant_settings) as client:
         for number in range(6):
-            assert (await client.post(COMPLETIONS, body(f"{number}" * 90), bearer(ACME)))[0] == 200
+            assert (await client.post(COMPLETIONS, body(f"{number}" * 90), pools.bearer(ACME)))[
+                0
+            ] == 200
         occupy(decode)
         tasks = [await submit(client, f"{n}" * 30, GLOBEX) for n in range(3)]
         tasks += [await submit(client, "acme", ACME), await submit(client, "globex", GLOBEX)]
@@ -282,7 +289,7 @@ async def test_the_tenant_with_the_most_recent_prompts_waits_even_if_another_run
 
 
 async def test_a_short_prompt_passes_its_tenant_s_prompts_that_wait_for_prefill_nodes(
-    running: Any,
+    running: pools.Running,
 ) -> None:
     facts: dict[str, Any] = {"speeds": Speeds(prefill_tokens_per_s=1000.0), "max_num_seqs": 256}
     async with (
@@ -293,8 +300,8 @@ async def test_a_short_prompt_passes_its_tenant_s_prompts_that_wait_for_prefill_
         nodes = client.router.view.nodes
         await decode.say_load(running=200)
         await prefill.say_load(queued_tokens=5000)
-        await until(lambda: nodes["decode-0"].sequences == 200)
-        await until(lambda: nodes["prefill-0"].queued_tokens == 5000)
+        await until(lambda: nodes[NodeId("decode-0")].sequences == 200)
+        await until(lambda: nodes[NodeId("prefill-0")].queued_tokens == 5000)
         long = await submit(client, "x" * 32)
         assert (await client.post(COMPLETIONS, body("short")))[0] == 200
         assert (await client.queued(), prefill.got_of(PrefillJob)) == (1, [])
@@ -304,7 +311,7 @@ async def test_a_short_prompt_passes_its_tenant_s_prompts_that_wait_for_prefill_
 
 
 async def test_a_tenant_with_a_higher_weight_may_run_more_before_it_exceeds_its_share(
-    running: Any, decode: FakeNode, tenant_settings: dict[str, Any]
+    running: pools.Running, decode: FakeNode, tenant_settings: dict[str, Any]
 ) -> None:
     Path(tenant_settings["tenants"]).write_text("[tenants.acme]\nweight = 3\n")
     occupy(decode)
@@ -316,12 +323,12 @@ async def test_a_tenant_with_a_higher_weight_may_run_more_before_it_exceeds_its_
 
 
 async def test_in_a_full_queue_a_new_tenant_replaces_the_largest_tenant_s_last_call(
-    running: Any, decode: FakeNode, tenant_settings: dict[str, Any]
+    running: pools.Running, decode: FakeNode, tenant_settings: dict[str, Any]
 ) -> None:
     occupy(decode)
     async with running(decode, max_inflight=1, max_queued=2, **tenant_settings) as client:
         tasks = [await submit(client, f"acme{n}", ACME) for n in range(3)]
-        other = asyncio.create_task(client.post(COMPLETIONS, body("globex"), bearer(GLOBEX)))
+        other = asyncio.create_task(client.post(COMPLETIONS, body("globex"), pools.bearer(GLOBEX)))
         status, reply, _ = await tasks[2]
         assert (status, reply["error"]["code"]) == (429, "queue_full")
         assert "a tenant with fewer waiting requests" in reply["error"]["message"]
@@ -330,28 +337,28 @@ async def test_in_a_full_queue_a_new_tenant_replaces_the_largest_tenant_s_last_c
 
 
 async def test_a_tenant_over_budget_gets_429_until_the_limits_file_changes(
-    running: Any, decode: FakeNode, tenant_settings: dict[str, Any]
+    running: pools.Running, decode: FakeNode, tenant_settings: dict[str, Any]
 ) -> None:
     limits = Path(tenant_settings["tenants"])
     limits.write_text("[tenants.acme]\nrequests_per_minute = 1\n")
     async with running(decode, **tenant_settings) as client:
-        first = await client.post(COMPLETIONS, body("x"), bearer(ACME))
-        status, reply, headers = await client.post(COMPLETIONS, body("x"), bearer(ACME))
-        other = await client.post(COMPLETIONS, body("x"), bearer(GLOBEX))
+        first = await client.post(COMPLETIONS, body("x"), pools.bearer(ACME))
+        status, reply, headers = await client.post(COMPLETIONS, body("x"), pools.bearer(ACME))
+        other = await client.post(COMPLETIONS, body("x"), pools.bearer(GLOBEX))
         assert (first[0], other[0]) == (200, 200)
         assert (status, reply["error"]["code"]) == (429, "rate_limited")
         assert 1 <= int(headers["retry-after"]) <= 60
         limits.write_text("# nothing\n")
 
         async def admitted() -> bool:
-            return bool((await client.post(COMPLETIONS, body("x"), bearer(ACME)))[0] == 200)
+            return bool((await client.post(COMPLETIONS, body("x"), pools.bearer(ACME)))[0] == 200)
 
         await until_is(admitted, True)
     assert len(decode.got_of(RunJob)) == 3
 
 
 async def test_limits_of_a_tenant_without_a_key_log_a_warning(
-    running: Any,
+    running: pools.Running,
     decode: FakeNode,
     tenant_settings: dict[str, Any],
     caplog: pytest.LogCaptureFixture,
@@ -364,24 +371,24 @@ async def test_limits_of_a_tenant_without_a_key_log_a_warning(
 
 
 async def test_budgets_and_metrics_count_only_used_tokens(
-    running: Any, decode: FakeNode, tenant_settings: dict[str, Any]
+    running: pools.Running, decode: FakeNode, tenant_settings: dict[str, Any]
 ) -> None:
     """Each call uses 4 + 13 of the 4 + 90 tokens it could use; the budget allows 120 at once."""
     text = "[tenants.acme]\ntokens_per_minute = 2\nburst_seconds = 3600\n"
     Path(tenant_settings["tenants"]).write_text(text)
     async with running(decode, **tenant_settings) as client:
         replies = [
-            await client.post(COMPLETIONS, body("xxxx", max_tokens=90), bearer(ACME))
+            await client.post(COMPLETIONS, body("xxxx", max_tokens=90), pools.bearer(ACME))
             for _ in range(3)
         ]
-        page = await client.text("/metrics", bearer(OPS))
+        page = await client.text("/metrics", pools.bearer(OPS))
     assert [status for status, _, _ in replies] == [200, 200, 429]
     assert 'baton_router_tenant_tokens_total{kind="prompt",tenant="acme"} 8.0\n' in page
     assert 'baton_router_tenant_tokens_total{kind="completion",tenant="acme"} 26.0\n' in page
 
 
 async def test_a_call_that_never_started_costs_no_tokens(
-    running: Any, decode: FakeNode, tenant_settings: dict[str, Any]
+    running: pools.Running, decode: FakeNode, tenant_settings: dict[str, Any]
 ) -> None:
     text = "[defaults]\ntokens_per_minute = 1\nburst_seconds = 3600\n"  # 60 at once
     Path(tenant_settings["tenants"]).write_text(text)
@@ -390,13 +397,13 @@ async def test_a_call_that_never_started_costs_no_tokens(
     async with running(decode, **settings) as client:
         first = await submit(client, "first", OPS)
         for _ in range(3):
-            refused = await client.post(COMPLETIONS, body("x", max_tokens=50), bearer(ACME))
+            refused = await client.post(COMPLETIONS, body("x", max_tokens=50), pools.bearer(ACME))
             assert refused[1]["error"]["code"] == "queue_timeout"
         await cancel_all(client, first)
 
 
 async def test_a_request_whose_node_is_lost_does_not_wait_for_admission_again(
-    running: Any, decode: FakeNode, other: FakeNode
+    running: pools.Running, decode: FakeNode, other: FakeNode
 ) -> None:
     """Both nodes are full and a call waits. The lost node's request is placed again at once."""
     occupy(decode)
@@ -413,11 +420,13 @@ async def test_a_request_whose_node_is_lost_does_not_wait_for_admission_again(
         await cancel_all(client, *tasks)
 
 
-async def test_at_shutdown_waiting_calls_fail_with_503(running: Any, decode: FakeNode) -> None:
+async def test_at_shutdown_waiting_calls_fail_with_503(
+    running: pools.Running, decode: FakeNode
+) -> None:
     occupy(decode)
     async with running(decode, max_inflight=1) as client:
         tasks = [await submit(client, "first"), await submit(client, "second")]
-        client.router.admission.end()
+        client.router.admission.refuse_waiting()
         status, reply, headers = await tasks[1]
         assert (status, reply["error"]["code"]) == (503, "unavailable")
         assert "shutting down" in reply["error"]["message"]
@@ -426,7 +435,7 @@ async def test_at_shutdown_waiting_calls_fail_with_503(running: Any, decode: Fak
 
 
 async def test_a_waiting_stream_whose_connection_breaks_leaves_the_queue(
-    running: Any, decode: FakeNode
+    running: pools.Running, decode: FakeNode
 ) -> None:
     occupy(decode)
     async with running(decode, max_inflight=1, keepalive_s=0.05) as client:

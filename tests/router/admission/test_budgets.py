@@ -13,7 +13,8 @@ from baton_kvstore.errors import LinkBroken
 from baton_kvstore.index.rate_limits import Budgets as SharedBudgets
 from baton_kvstore.index.rate_limits import Draw, DrawResult
 from baton_protocol.errors import RateLimited
-from baton_router.admission.tenant_limits import BudgetBooking, Budgets, TenantLimits
+from baton_router.admission.budgets import BudgetBooking, TenantBudgets
+from baton_router.admission.tenant_limits import TenantLimits
 from tests.support.clock import Clock
 
 PER_S = 200.0
@@ -21,7 +22,7 @@ LIMITS = TenantLimits(tokens_per_minute=60 * PER_S * 10)  # requests of 10 token
 WINDOW_S = 3.0
 
 
-class Index:
+class Index(SharedBudgets):
     """An index that admits everything, or fails if `down`. It reports `routers` routers."""
 
     def __init__(self, routers: int) -> None:
@@ -45,9 +46,11 @@ def store() -> Iterator[EmbeddedStore]:
         yield running
 
 
-async def book(budgets: Budgets, limits: TenantLimits, tokens: int = 10) -> BudgetBooking | None:
+async def book(
+    budgets: TenantBudgets, limits: TenantLimits, tokens: int = 10
+) -> BudgetBooking | None:
     try:
-        return await budgets.book("acme", limits, 1, tokens)
+        return await budgets.book_call("acme", limits, 1, tokens)
     except RateLimited:
         return None
 
@@ -57,7 +60,7 @@ async def test_two_routers_share_a_budget_within_five_percent(store: EmbeddedSto
     """Request without pause after the burst is used up. The window starts and ends at a refusal,
     when the buckets are empty."""
     shared = [SharedBudgets(store.index_url, "pool", timeout_s=60) for _ in range(2)]
-    routers = [Budgets(index, time.monotonic) for index in shared]
+    routers = [TenantBudgets(index, time.monotonic) for index in shared]
     while await book(routers[0], LIMITS):
         pass
     start, admitted = time.monotonic(), [0, 0]
@@ -77,30 +80,30 @@ async def test_two_routers_share_a_budget_within_five_percent(store: EmbeddedSto
 async def test_unused_tokens_are_given_back_to_the_index(store: EmbeddedStore) -> None:
     limits = TenantLimits(tokens_per_minute=1, burst_seconds=3600)  # 60 at once
     async with SharedBudgets(store.index_url, "pool", timeout_s=60) as index:
-        router = Budgets(index, time.monotonic)
+        router = TenantBudgets(index, time.monotonic)
         first = await book(router, limits, 60)
         assert first is not None
         assert await book(router, limits, 30) is None
-        router.settle(first, used=20)
-        await router.close()
+        router.settle_call(first, used=20)
+        await router.finish_corrections()
         assert await book(router, limits, 39) is not None
         assert await book(router, limits, 39) is None
 
 
 async def test_the_error_for_a_tenant_over_budget_has_retry_after() -> None:
-    budgets, limits = Budgets(None, Clock()), TenantLimits(requests_per_minute=6)
-    assert await budgets.book("acme", limits, 1, 10) is not None
+    budgets, limits = TenantBudgets(None, Clock()), TenantLimits(requests_per_minute=6)
+    assert await budgets.book_call("acme", limits, 1, 10) is not None
     with pytest.raises(
         RateLimited, match=r"6 requests per minute is used up.* in 10\.0 s"
     ) as caught:
-        await budgets.book("acme", limits, 1, 10)
+        await budgets.book_call("acme", limits, 1, 10)
     assert caught.value.retry_after == pytest.approx(10)
     assert caught.value.record().code == "rate_limited"
 
 
 async def test_a_tenant_without_a_budget_needs_no_index_call() -> None:
     index = Index(1)
-    assert await Budgets(index, Clock()).book("acme", TenantLimits(), 1, 10**9) is None
+    assert await TenantBudgets(index, Clock()).book_call("acme", TenantLimits(), 1, 10**9) is None
     assert index.calls == 0
 
 
@@ -109,8 +112,8 @@ async def test_while_the_index_is_down_each_router_enforces_its_part(
 ) -> None:
     caplog.set_level(logging.INFO)
     index, clock = Index(routers=4), Clock()
-    budgets, limits = Budgets(index, clock), TenantLimits(requests_per_minute=240)
-    await budgets.book("acme", limits, 1, 0)
+    budgets, limits = TenantBudgets(index, clock), TenantLimits(requests_per_minute=240)
+    await budgets.book_call("acme", limits, 1, 0)
     index.down = True
     admitted = 0
     for _ in range(6000):
@@ -132,10 +135,10 @@ async def test_while_the_index_is_down_each_router_enforces_its_part(
 
 async def test_unused_tokens_are_given_back_to_the_router_s_own_budget() -> None:
     clock = Clock()
-    budgets = Budgets(None, clock)
+    budgets = TenantBudgets(None, clock)
     limits = TenantLimits(tokens_per_minute=1, burst_seconds=3600)
-    first = await budgets.book("acme", limits, 1, 60)
+    first = await budgets.book_call("acme", limits, 1, 60)
     assert first is not None
     assert await book(budgets, limits, 1) is None
-    budgets.settle(first, used=0)
+    budgets.settle_call(first, used=0)
     assert await book(budgets, limits, 60) is not None

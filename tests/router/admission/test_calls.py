@@ -11,7 +11,8 @@ from typing import Any
 import pytest
 
 from baton_protocol.link import Delta, Deltas, RunJob
-from baton_router.admission.admission import AdmittedLoad
+from baton_router.admission.capacity import AdmittedLoad
+from tests.router import pools
 from tests.support.nodes.fake_node import FakeNode
 from tests.support.waiting import until, until_is
 
@@ -19,7 +20,6 @@ pytestmark = pytest.mark.integration
 
 COMPLETIONS = "/v1/completions"
 HEAVY, LIGHT = {"Authorization": "Bearer sk-heavy"}, {"Authorization": "Bearer sk-light"}
-Reply = tuple[int, Any, dict[str, str]]
 
 
 @pytest.fixture
@@ -53,7 +53,7 @@ def prompts(node: FakeNode) -> list[str]:
     return [bytes(job.request.prompt_ids).decode() for job in jobs(node)]
 
 
-async def post(client: Any, call: Any, headers: Any = None) -> asyncio.Task[Reply]:
+async def post(client: pools.Client, call: Any, headers: Any = None) -> asyncio.Task[pools.Reply]:
     task = asyncio.create_task(client.post(COMPLETIONS, call, headers))
     await asyncio.sleep(0)
     return task
@@ -70,7 +70,7 @@ async def finish(node: FakeNode, job: RunJob, *choices: int) -> None:
         )
 
 
-async def until_released(client: Any) -> None:
+async def until_released(client: pools.Client) -> None:
     """Wait until every call is over, and check that all its load is released."""
     admission = client.router.admission
     await until_is(client.unfinished, 0)
@@ -80,7 +80,7 @@ async def until_released(client: Any) -> None:
     assert all(not node.sequences for node in client.router.view.nodes.values())
 
 
-async def leave(client: Any, *tasks: asyncio.Task[Reply]) -> None:
+async def leave(client: pools.Client, *tasks: asyncio.Task[pools.Reply]) -> None:
     for task in tasks:
         task.cancel()
     await asyncio.gather(*tasks, return_exceptions=True)
@@ -88,7 +88,7 @@ async def leave(client: Any, *tasks: asyncio.Task[Reply]) -> None:
 
 
 async def test_a_call_of_many_sequences_does_not_block_another_tenant(
-    running: Any, small: FakeNode, tenants: dict[str, Any]
+    running: pools.Running, small: FakeNode, tenants: dict[str, Any]
 ) -> None:
     """The heavy tenant leaves an eighth of the node's sequences free."""
     async with running(small, queue_timeout_s=5.0, **tenants) as client:
@@ -103,7 +103,7 @@ async def test_a_call_of_many_sequences_does_not_block_another_tenant(
 
 
 async def test_prompts_start_as_earlier_ones_end_and_choices_keep_their_numbers(
-    running: Any, small: FakeNode
+    running: pools.Running, small: FakeNode
 ) -> None:
     async with running(small) as client:
         call = await post(client, body(prompt_texts(10), n=3))
@@ -125,7 +125,7 @@ async def test_prompts_start_as_earlier_ones_end_and_choices_keep_their_numbers(
 
 
 async def test_a_stream_gets_running_prompts_tokens_and_keep_alives_while_others_wait(
-    running: Any, small: FakeNode
+    running: pools.Running, small: FakeNode
 ) -> None:
     call = body(prompt_texts(3), n=4, stream=True)
     async with running(small, keepalive_s=0.05, queue_timeout_s=0.1) as client:
@@ -160,7 +160,7 @@ def _indices(lines: list[bytes]) -> list[int]:
 
 
 async def test_a_finished_choice_frees_its_sequence_before_its_prompt_ends(
-    running: Any, small: FakeNode
+    running: pools.Running, small: FakeNode
 ) -> None:
     async with running(small) as client:
         call = await post(client, body("wide", n=4))
@@ -174,7 +174,7 @@ async def test_a_finished_choice_frees_its_sequence_before_its_prompt_ends(
 
 
 async def test_a_prompt_waits_for_room_for_all_its_choices_and_is_not_overtaken(
-    running: Any, small: FakeNode
+    running: pools.Running, small: FakeNode
 ) -> None:
     async with running(small) as client:
         tasks = [await post(client, body(name)) for name in prompt_texts(5)]
@@ -191,7 +191,7 @@ async def test_a_prompt_waits_for_room_for_all_its_choices_and_is_not_overtaken(
 
 @pytest.mark.parametrize("n", [8, 9, 128])
 async def test_a_prompt_with_more_choices_than_a_node_runs_starts_on_a_busy_node(
-    running: Any, small: FakeNode, n: int
+    running: pools.Running, small: FakeNode, n: int
 ) -> None:
     async with running(small) as client:
         tasks = [await post(client, body(name)) for name in prompt_texts(5)]
@@ -204,7 +204,7 @@ async def test_a_prompt_with_more_choices_than_a_node_runs_starts_on_a_busy_node
 
 
 async def test_calls_of_one_tenant_take_turns_prompt_by_prompt(
-    running: Any, small: FakeNode
+    running: pools.Running, small: FakeNode
 ) -> None:
     async with running(small, max_inflight=1) as client:
         tasks = [await post(client, body(["a0", "a1", "a2"]))]
@@ -221,7 +221,7 @@ async def test_calls_of_one_tenant_take_turns_prompt_by_prompt(
 
 
 async def test_a_call_that_has_begun_is_neither_timed_out_nor_evicted_from_a_full_queue(
-    running: Any, small: FakeNode, tenants: dict[str, Any]
+    running: pools.Running, small: FakeNode, tenants: dict[str, Any]
 ) -> None:
     settings = {"max_inflight": 1, "max_queued": 1, "queue_timeout_s": 0.2}
     async with running(small, **settings, **tenants) as client:
@@ -238,7 +238,7 @@ async def test_a_call_that_has_begun_is_neither_timed_out_nor_evicted_from_a_ful
 
 
 async def test_a_disconnect_releases_the_call_s_running_and_waiting_prompts(
-    running: Any, small: FakeNode
+    running: pools.Running, small: FakeNode
 ) -> None:
     async with running(small) as client:
         call = await post(client, body(prompt_texts(20), n=2))
@@ -249,7 +249,7 @@ async def test_a_disconnect_releases_the_call_s_running_and_waiting_prompts(
 
 @pytest.mark.parametrize("stream", [False, True])
 async def test_a_call_ends_at_its_deadline_even_if_none_of_its_prompts_runs(
-    running: Any, small: FakeNode, stream: bool
+    running: pools.Running, small: FakeNode, stream: bool
 ) -> None:
     async with running(small, max_inflight=1, request_timeout_s=5.0) as client:
         other = await post(client, body("other", max_tokens=1))
@@ -271,7 +271,7 @@ async def test_a_call_ends_at_its_deadline_even_if_none_of_its_prompts_runs(
 
 
 async def test_a_failed_prompt_ends_its_call_and_the_call_s_waiting_prompts(
-    running: Any, small: FakeNode
+    running: pools.Running, small: FakeNode
 ) -> None:
     async with running(small) as client:
         many_prompts = body(prompt_texts(20), n=2, stream=True)
@@ -289,12 +289,12 @@ async def test_a_failed_prompt_ends_its_call_and_the_call_s_waiting_prompts(
 
 
 async def test_at_shutdown_calls_with_waiting_prompts_fail_with_503(
-    running: Any, small: FakeNode
+    running: pools.Running, small: FakeNode
 ) -> None:
     async with running(small) as client:
         call = await post(client, body(prompt_texts(20), n=2))
         await until(lambda: len(jobs(small)) == 4)
-        client.router.admission.end()
+        client.router.admission.refuse_waiting()
         status, reply, _ = await call
         assert (status, reply["error"]["code"]) == (503, "unavailable")
         await until_released(client)
@@ -311,7 +311,7 @@ SEQUENCE_LIMITS = [
 
 @pytest.mark.parametrize(("settings", "count", "n", "limit", "sequences"), SEQUENCE_LIMITS)
 async def test_a_call_may_ask_for_at_most_max_call_sequences(
-    running: Any,
+    running: pools.Running,
     decode: FakeNode,
     settings: dict[str, Any],
     count: int,
@@ -332,7 +332,7 @@ async def test_a_call_may_ask_for_at_most_max_call_sequences(
 
 
 async def test_a_tenant_may_have_its_own_limit_of_sequences(
-    running: Any, decode: FakeNode, tenants: dict[str, Any]
+    running: pools.Running, decode: FakeNode, tenants: dict[str, Any]
 ) -> None:
     Path(tenants["tenants"]).write_text("[tenants.heavy]\nmax_call_sequences = 3\n")
     async with running(decode, max_call_sequences=4, **tenants) as client:
@@ -341,7 +341,7 @@ async def test_a_tenant_may_have_its_own_limit_of_sequences(
 
 
 async def test_a_call_is_charged_its_maximum_cost_before_it_starts(
-    running: Any, decode: FakeNode, tenants: dict[str, Any]
+    running: pools.Running, decode: FakeNode, tenants: dict[str, Any]
 ) -> None:
     """The budget is 6,000 tokens per minute; the call has 256 prompts of 2 tokens with 64 choices
     of 2 tokens."""

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from baton_protocol.store import Role, Speeds
-from baton_router.admission.admission import USUAL_SEQUENCES, AdmittedLoad, CapacityRule, has_room
+from baton_router.admission.capacity import USUAL_SEQUENCES, AdmittedLoad, CapacityRule, has_room
 from baton_router.nodes.pool_view import NodeView
 from tests.support.nodes.fake_node import make_report
 
@@ -96,13 +96,13 @@ def test_in_a_shared_pool_a_tenant_may_use_a_quarter_of_a_queue_or_5_percent_ove
     None
 ):
     for prompts, limit in ((False, 250), (True, 50)):
-        rule = RULE.shared(prompts=prompts, sequences=False)
+        rule = RULE.for_shared_pool(prompts=prompts, sequences=False)
         assert has_room([node(sequences=3, tokens=limit - 1)], rule, AdmittedLoad(), LONG)
         assert not has_room([node(tokens=limit)], rule, AdmittedLoad(), LONG)
 
 
 def test_a_tenant_over_its_share_of_sequences_leaves_an_eighth_free() -> None:
-    rule, limit = RULE.shared(prompts=False, sequences=True), 64 - 8
+    rule, limit = RULE.for_shared_pool(prompts=False, sequences=True), 64 - 8
     assert has_room([node(sequences=limit - 1, max_num_seqs=64)], rule, AdmittedLoad(), LONG)
     assert not has_room([node(sequences=limit, max_num_seqs=64)], rule, AdmittedLoad(), LONG)
     assert has_room([node(max_num_seqs=1)], rule, AdmittedLoad(), LONG)

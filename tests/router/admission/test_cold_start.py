@@ -7,14 +7,12 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from typing import Any
 
-import aiohttp
 import pytest
 
 from baton_protocol.ids import Fingerprint
 from baton_protocol.store import LATENCY_BOUNDS_S, Role
-from baton_router.server.router import Router
 from baton_router.settings import RouterSettings, Tunables
-from tests.router.conftest import Client
+from tests.router import pools
 from tests.support.nodes.fake_node import FakeNode
 from tests.support.nodes.processes import free_port
 from tests.support.waiting import until, until_is
@@ -28,16 +26,13 @@ COMMENT = b": waiting\n"
 
 
 @asynccontextmanager
-async def pool_without_nodes(**settings: Any) -> AsyncIterator[tuple[Client, int]]:
+async def pool_without_nodes(**settings: Any) -> AsyncIterator[tuple[pools.Client, int]]:
     """A router of a pool without nodes, and the port at which it tries to find one."""
     port = free_port()
     options: dict[str, Any] = {"nodes": (f"http://127.0.0.1:{port}",), "wake_wait_s": WAIT_S}
     options |= {"port": 0, "tunables": Tunables(reconnect_max_s=0.05)}
-    async with (
-        Router(RouterSettings(**(options | settings))) as router,
-        aiohttp.ClientSession() as session,
-    ):
-        yield Client(router, session), port
+    async with pools.connected(RouterSettings(**(options | settings))) as client:
+        yield client, port
 
 
 @asynccontextmanager
@@ -53,7 +48,7 @@ async def node_at(
 
 
 @asynccontextmanager
-async def held(client: Client, path: str, body: Any) -> AsyncIterator[asyncio.Task[Any]]:
+async def held(client: pools.Client, path: str, body: Any) -> AsyncIterator[asyncio.Task[Any]]:
     """Send a request and wait until it is held; yields the task with its answer."""
     task = asyncio.create_task(client.post(path, body))
     try:

@@ -23,7 +23,7 @@ def take(queue: FairQueue) -> Waiter | None:
     """Take the next waiter."""
     head = next(queue.heads(), None)
     if head is not None:
-        queue.take(head)
+        queue.take_head(head)
     return head
 
 
@@ -190,7 +190,7 @@ def test_no_waiter_is_lost_doubled_or_overtaken_by_its_own_tenant(
             assert len(heads) == len({(head.tenant, head.splits) for head in heads})
             first = heads[tokens % len(heads)] if heads else None
             if first is not None:
-                queue.take(first)
+                queue.take_head(first)
             assert (first is None) == (not inside)
             if first is not None:
                 same = [w for w in inside if (w.tenant, w.priority, w.splits) == _lane(first)]
@@ -216,9 +216,9 @@ def test_each_lane_of_a_tenant_has_a_head_and_its_latest_waiter_is_replaced() ->
         queue.add(waiter)
     assert list(queue.heads()) == [long, short]
     assert queue.add(make_waiter("globex")) is short
-    assert queue.of("acme") == 2
+    assert queue.count_waiting("acme") == 2
     assert next(queue.heads()) is long
-    queue.take(long)
+    queue.take_head(long)
     assert longer in list(queue.heads())
 
 
@@ -232,9 +232,9 @@ def test_a_tenant_that_passes_another_is_charged_and_delays_no_newcomer() -> Non
     for waiter in (acme, first, second):
         queue.add(waiter)
     assert list(queue.heads()) == [acme, first]
-    queue.take(first)
+    queue.take_head(first)
     assert list(queue.heads()) == [acme, second]
-    queue.take(second)
+    queue.take_head(second)
     later, newcomer = make_waiter("globex", 10), make_waiter("ops", 10)
     queue.add(later)
     queue.add(newcomer)

@@ -10,19 +10,19 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
-import aiohttp
 import pytest
 
 from baton_protocol.ids import BlockHash, Epoch, Fingerprint, NodeId, RequestId
 from baton_protocol.link import CacheEvents, Load
 from baton_protocol.store import NodeLoad, Role, Speeds
-from baton_router.admission.fair_queue import FairQueue, UsageShares, Waiter
-from baton_router.admission.tenant_limits import OwnBuckets, TenantLimits, draws_of
+from baton_router.admission.budgets import OwnBuckets, draws_of
+from baton_router.admission.fair_queue import FairQueue, Waiter
+from baton_router.admission.tenant_limits import TenantLimits
+from baton_router.admission.usage_shares import UsageShares
 from baton_router.nodes.kv_events import KVEventListener
 from baton_router.nodes.pool_view import PoolView
-from baton_router.server.router import Router
 from baton_router.settings import RouterSettings
-from tests.router.conftest import Client
+from tests.router import pools
 from tests.support.clock import Clock
 from tests.support.growth import HOUR_S, WEEK_S, YEAR_S, grown, nan_paths, sizes
 from tests.support.nodes.fake_node import FakeNode, make_report
@@ -47,7 +47,7 @@ class AheadClock:
 @asynccontextmanager
 async def serving(
     folder: Path, clock: AheadClock, *nodes: FakeNode, **settings: Any
-) -> AsyncIterator[Client]:
+) -> AsyncIterator[pools.Client]:
     """A router with tenants, weights and budgets, connected to these nodes."""
     lines = [f"{name} {key}{' admin' * (name == 'ops')}" for name, key in KEYS.items()]
     (folder / "keys").write_text("\n".join(lines))
@@ -61,16 +61,12 @@ async def serving(
         explain_requests=20,
         **settings,
     )
-    async with (
-        Router(router_settings, clock=clock) as router,
-        aiohttp.ClientSession() as session,
-    ):
-        client = Client(router, session)
+    async with pools.connected(router_settings, clock=clock) as client:
         await client.ready(len(nodes))
         yield client
 
 
-async def send_call(client: Client, number: int, **fields: Any) -> int:
+async def send_call(client: pools.Client, number: int, **fields: Any) -> int:
     """Send call `number`; the tenants take turns."""
     tenant = list(KEYS)[number % len(KEYS)]
     bearer = {"Authorization": f"Bearer {KEYS[tenant]}"}
@@ -82,8 +78,8 @@ async def send_call(client: Client, number: int, **fields: Any) -> int:
     return status
 
 
-async def send_calls(client: Client, first: int, count: int) -> None:
-    await asyncio.gather(*(send_call(client, first + each) for each in range(count)))
+async def send_calls(client: pools.Client, first: int, count: int) -> None:
+    await asyncio.gather(*(send_call(client, first + number) for number in range(count)))
     await until_is(client.unfinished, 0)
     await until_is(client.answering, 0)
 
@@ -150,7 +146,7 @@ def simulate_day(view: PoolView, listener: KVEventListener, clock: Clock, day: i
         for start in range(2):
             epoch = Epoch(f"{name}-{start}")
             view.hello(make_report(name, role, fingerprint=kind, epoch=epoch))
-            hashes = [BlockHash(f"{day:06}{number:02}{each:08}".encode()) for each in range(200)]
+            hashes = [BlockHash(f"{day:06}{number:02}{chunk:08}".encode()) for chunk in range(200)]
             listener.apply(name, CacheEvents(epoch, tuple(hashes), reset=True, seq=0))
             listener.apply(name, CacheEvents(epoch, (), tuple(hashes[:50]), seq=1))
             listener.apply(name, CacheEvents(epoch, tuple(hashes[:9]), seq=5))  # frames are missing
@@ -200,7 +196,7 @@ def test_nothing_is_kept_of_tenants_that_have_gone() -> None:
         tenant = f"tenant-{hour}"
         waiter = Waiter(tenant, 5000, weight=0.1 + hour % 7)
         queue.add(waiter)
-        queue.take(waiter)
+        queue.take_head(waiter)
         shares.add(tenant, 5000.0, waiter.weight)
         running.add(tenant, 3, waiter.weight)
         running.give_back(tenant, 3)
@@ -209,7 +205,7 @@ def test_nothing_is_kept_of_tenants_that_have_gone() -> None:
         if hour + 1 in (HOURS // 2, HOURS):
             snapshots.append(sum(map(sizes, (shares, running, buckets, queue)), sizes(())))
     assert grown(*snapshots) == {}
-    assert [nan_paths(each) for each in (shares, running, buckets, queue)] == [[]] * 4
+    assert [nan_paths(part) for part in (shares, running, buckets, queue)] == [[]] * 4
 
 
 def test_a_queue_that_takes_turns_for_a_week_still_shares_by_weight() -> None:
@@ -221,7 +217,7 @@ def test_a_queue_that_takes_turns_for_a_week_still_shares_by_weight() -> None:
         queue.add(waiter)
     for _ in range(1000):
         head = next(queue.heads())
-        queue.take(head)
+        queue.take_head(head)
         queue.add(Waiter(head.tenant, tokens, head.weight))
     turns = {"three": 0, "one": 0}
     for name in turns:
@@ -230,6 +226,6 @@ def test_a_queue_that_takes_turns_for_a_week_still_shares_by_weight() -> None:
     while max(turns.values()) < 3:
         head = next(head for head in queue.heads() if head.tenant in turns)
         turns[head.tenant] += 1
-        queue.take(head)
+        queue.take_head(head)
     assert turns["three"] == 3
     assert turns["one"] <= 1

@@ -13,7 +13,8 @@ import pytest
 from baton_protocol.errors import ErrorRecord
 from baton_protocol.ids import RequestId
 from baton_protocol.link import Abort, Delta
-from baton_router.requests.in_flight import OutputQueue
+from baton_router.requests.output_queue import OutputQueue
+from tests.router import pools
 from tests.support.clients.raw_http import JSON_TYPE, raw_request
 from tests.support.nodes.fake_node import FakeNode, Script
 from tests.support.waiting import until, until_is
@@ -24,7 +25,7 @@ KEY = "sk-planted-key"
 TOKENS = 120_000  # about 200 bytes each: more than the kernel buffers
 
 
-async def connect(client: Any) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
+async def connect(client: pools.Client) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
     link = socket.socket()
     link.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
     link.setblocking(False)
@@ -32,7 +33,7 @@ async def connect(client: Any) -> tuple[asyncio.StreamReader, asyncio.StreamWrit
     return await asyncio.open_connection(sock=link, limit=4096)
 
 
-async def request_stream(client: Any) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
+async def request_stream(client: pools.Client) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
     """Request a stream of TOKENS tokens and do not read it."""
     reader, writer = await connect(client)
     body = json.dumps({"prompt": "x", "max_tokens": TOKENS, "stream": True}).encode()
@@ -41,7 +42,7 @@ async def request_stream(client: Any) -> tuple[asyncio.StreamReader, asyncio.Str
     return reader, writer
 
 
-async def answer(client: Any, data: bytes) -> tuple[int, Any]:
+async def answer(client: pools.Client, data: bytes) -> tuple[int, Any]:
     """Send raw bytes, and return the router's answer, up to the end of the connection."""
     reader, writer = await asyncio.open_connection("127.0.0.1", client.router.port)
     async with asyncio.timeout(120):
@@ -58,7 +59,7 @@ def long_reply_node() -> FakeNode:
 
 
 async def test_an_unread_stream_ends_with_slow_client_and_others_continue(
-    running: Any,
+    running: pools.Running,
 ) -> None:
     async with long_reply_node() as node, running(node) as client:
         reader, writer = await request_stream(client)
@@ -77,7 +78,7 @@ async def test_an_unread_stream_ends_with_slow_client_and_others_continue(
 
 
 async def test_a_client_that_reads_nothing_is_disconnected(
-    running: Any,
+    running: pools.Running,
 ) -> None:
     async with long_reply_node() as node, running(node, tunables={"cut_off_s": 0.2}) as client:
         _, writer = await request_stream(client)
@@ -92,7 +93,7 @@ def test_an_output_queue_reports_overflow_once() -> None:
     overflows: list[int] = []
     output = OutputQueue(1, max_unread=10, overflow=lambda: overflows.append(1))
     for offset in range(30):
-        output.put(0, Delta(RequestId("r"), 1, 0, offset, ids=(7,)))
+        output.put_delta(0, Delta(RequestId("r"), 1, 0, offset, ids=(7,)))
         assert len(overflows) == (offset >= 10)
 
 
@@ -100,9 +101,9 @@ async def test_an_output_queue_that_is_read_never_overflows() -> None:
     overflows: list[int] = []
     output = OutputQueue(1, max_unread=2, overflow=lambda: overflows.append(1))
     for offset in range(30):
-        output.put(0, Delta(RequestId("r"), 1, 0, offset, ids=(7, 8)))
-        assert len(await output.next()) == 1
-    output.fail(ErrorRecord("", ""))
+        output.put_delta(0, Delta(RequestId("r"), 1, 0, offset, ids=(7, 8)))
+        assert len(await output.next_batch()) == 1
+    output.put_error(ErrorRecord("", ""))
     assert overflows == []
 
 
@@ -112,7 +113,7 @@ GARBAGE = [b"\x16\x03\x01\x02\x00\x01\x00\r\n\r\n", b"GET\r\n\r\n", b"GET / HTTP
 
 @pytest.mark.parametrize("data", GARBAGE)
 async def test_bytes_that_are_not_http_get_a_400_in_openai_s_error_shape(
-    running: Any, decode: FakeNode, data: bytes
+    running: pools.Running, decode: FakeNode, data: bytes
 ) -> None:
     async with running(decode) as client:
         status, result = await answer(client, data)
@@ -123,7 +124,7 @@ async def test_bytes_that_are_not_http_get_a_400_in_openai_s_error_shape(
 
 @pytest.mark.parametrize("head", ["GET /{0} HTTP/1.1", "GET / HTTP/1.1\r\nAuthorization: {0}"])
 async def test_an_overlong_head_is_a_431_that_names_the_limit_and_is_not_logged(
-    running: Any, decode: FakeNode, caplog: pytest.LogCaptureFixture, head: str
+    running: pools.Running, decode: FakeNode, caplog: pytest.LogCaptureFixture, head: str
 ) -> None:
     caplog.set_level(logging.DEBUG)
     data = (head.format(KEY + "x" * 9000) + "\r\nHost: localhost\r\n\r\n").encode()
@@ -136,7 +137,7 @@ async def test_an_overlong_head_is_a_431_that_names_the_limit_and_is_not_logged(
     )
 
 
-async def test_too_many_headers_are_refused(running: Any, decode: FakeNode) -> None:
+async def test_too_many_headers_are_refused(running: pools.Running, decode: FakeNode) -> None:
     lines = "".join(f"x-{n}: {KEY}\r\n" for n in range(500))
     async with running(decode) as client:
         status, result = await answer(client, f"GET / HTTP/1.1\r\n{lines}\r\n".encode())

@@ -21,11 +21,11 @@ def test_a_tenant_s_limits_come_from_its_table_the_file_s_defaults_or_the_built_
     text = "[defaults]\nrequests_per_minute = 60\n[tenants.acme]\nweight = 2\npriority = 10\n"
     limits = read_limits(write_limits(tmp_path, text + 'max_queued = 7\n[tenants."glo.bex"]\n'))
     defaults = TenantLimits(requests_per_minute=60)
-    assert limits.of("acme") == TenantLimits(
+    assert limits.of_tenant("acme") == TenantLimits(
         requests_per_minute=60, weight=2, priority=10, max_queued=7
     )
-    assert limits.of("glo.bex") == limits.of("nobody") == defaults
-    assert read_limits("").of("acme") == TenantLimits()
+    assert limits.of_tenant("glo.bex") == limits.of_tenant("nobody") == defaults
+    assert read_limits("").of_tenant("acme") == TenantLimits()
 
 
 @pytest.mark.parametrize(

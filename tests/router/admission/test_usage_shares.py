@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from baton_router.admission.fair_queue import UsageShares
+from baton_router.admission.usage_shares import UsageShares
 from tests.support.clock import Clock
 
 FADES_S = 5.0

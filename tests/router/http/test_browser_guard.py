@@ -4,6 +4,7 @@ change nor read anything. The tests send a browser's exact headers over a real s
 from __future__ import annotations
 
 import json
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -13,6 +14,7 @@ from baton_protocol.hosts import Hosts
 from baton_protocol.link import DrainNode, RunJob
 from baton_router.http.app import is_own
 from baton_router.settings import RouterSettings
+from tests.router import pools
 from tests.support.clients.raw_http import JSON_TYPE, RawResponse, exchange, raw_request
 from tests.support.nodes.fake_node import FakeNode
 
@@ -40,7 +42,7 @@ CLIENT_HEADERS = (
 
 
 async def send(
-    client: Any, method: str, path: str, headers: dict[str, str], body: Any = None
+    client: pools.Client, method: str, path: str, headers: dict[str, str], body: Any = None
 ) -> RawResponse:
     """Send a request, with the router's own `Host` unless `headers` has one. None: no body."""
     port = client.router.port
@@ -62,7 +64,7 @@ def untouched(node: FakeNode) -> bool:
 @pytest.mark.parametrize("path", CHANGING)
 @pytest.mark.parametrize("origin", [EVIL, "null", "http://127.0.0.1:1"])
 async def test_a_foreign_page_s_post_is_refused_on_every_route(
-    running: Any, decode: FakeNode, path: str, origin: str
+    running: pools.Running, decode: FakeNode, path: str, origin: str
 ) -> None:
     async with running(decode) as client:
         answer = await send(
@@ -73,7 +75,9 @@ async def test_a_foreign_page_s_post_is_refused_on_every_route(
         assert decode.got == []
 
 
-async def test_a_page_of_the_router_s_own_origin_is_served(running: Any, decode: FakeNode) -> None:
+async def test_a_page_of_the_router_s_own_origin_is_served(
+    running: pools.Running, decode: FakeNode
+) -> None:
     async with running(decode) as client:
         own = {"Origin": client.url, "Content-Type": JSON_TYPE}
         assert (await send(client, "POST", COMPLETIONS, own, BODY)).status == 200
@@ -82,7 +86,7 @@ async def test_a_page_of_the_router_s_own_origin_is_served(running: Any, decode:
 
 @pytest.mark.parametrize("path", READ)
 async def test_answers_to_a_foreign_page_s_reads_have_no_cors_headers(
-    running: Any, decode: FakeNode, path: str
+    running: pools.Running, decode: FakeNode, path: str
 ) -> None:
     """The router answers, because a read changes nothing. Without CORS headers the browser hides
     the answer from the page."""
@@ -95,7 +99,7 @@ async def test_answers_to_a_foreign_page_s_reads_have_no_cors_headers(
 @pytest.mark.parametrize("path", [DRAIN, CHAT, "/pool"])
 @pytest.mark.parametrize("origin", [EVIL, "null"])
 async def test_a_foreign_page_s_preflight_is_refused(
-    running: Any, decode: FakeNode, path: str, origin: str
+    running: pools.Running, decode: FakeNode, path: str, origin: str
 ) -> None:
     async with running(decode) as client:
         preflight = {"Origin": origin, "Access-Control-Request-Method": "POST"}
@@ -110,7 +114,7 @@ async def test_a_foreign_page_s_preflight_is_refused(
 @pytest.mark.parametrize("path", [DRAIN, "/nodes/decode-0/resume", COMPLETIONS, CHAT])
 @pytest.mark.parametrize("kind", [*SIMPLE_TYPES, "application/vnd.api+json", "json", ""])
 async def test_a_body_that_is_not_json_is_refused_unread(
-    running: Any, decode: FakeNode, path: str, kind: str
+    running: pools.Running, decode: FakeNode, path: str, kind: str
 ) -> None:
     """This holds also without an `Origin`, which old browsers leave out. The test never sends the
     body, so a router that waited for it would not answer."""
@@ -123,7 +127,9 @@ async def test_a_body_that_is_not_json_is_refused_unread(
 
 
 @pytest.mark.parametrize("kind", SIMPLE_TYPES)
-async def test_a_form_without_fields_is_refused(running: Any, decode: FakeNode, kind: str) -> None:
+async def test_a_form_without_fields_is_refused(
+    running: pools.Running, decode: FakeNode, kind: str
+) -> None:
     async with running(decode) as client:
         answer = await send(client, "POST", DRAIN, {"Content-Type": kind})
         assert (answer.status, answer.code) == (400, "unsupported_content_type")
@@ -132,7 +138,7 @@ async def test_a_form_without_fields_is_refused(running: Any, decode: FakeNode, 
 
 @pytest.mark.parametrize("head", [{}, {"Transfer-Encoding": "chunked"}], ids=["sized", "chunked"])
 async def test_a_body_without_a_type_is_refused(
-    running: Any, decode: FakeNode, head: dict[str, str]
+    running: pools.Running, decode: FakeNode, head: dict[str, str]
 ) -> None:
     """fetch() sends a Blob without a type this way, without a preflight."""
     async with running(decode) as client:
@@ -149,7 +155,7 @@ async def test_a_body_without_a_type_is_refused(
     "kind", [JSON_TYPE, "application/json; charset=utf-8", "Application/JSON ;charset=UTF-8"]
 )
 async def test_the_json_type_may_have_parameters_and_any_case(
-    running: Any, decode: FakeNode, kind: str
+    running: pools.Running, decode: FakeNode, kind: str
 ) -> None:
     async with running(decode) as client:
         for path, body in ((COMPLETIONS, BODY), (DRAIN, {})):
@@ -157,7 +163,7 @@ async def test_the_json_type_may_have_parameters_and_any_case(
 
 
 async def test_a_request_without_a_body_needs_no_content_type(
-    running: Any, decode: FakeNode
+    running: pools.Running, decode: FakeNode
 ) -> None:
     async with running(decode) as client:
         assert (await send(client, "POST", DRAIN, {})).status == 200
@@ -165,7 +171,7 @@ async def test_a_request_without_a_body_needs_no_content_type(
 
 
 async def test_an_unknown_route_is_a_404_whatever_the_content_type(
-    running: Any, decode: FakeNode
+    running: pools.Running, decode: FakeNode
 ) -> None:
     async with running(decode) as client:
         answer = await send(client, "POST", "/v1/edits", {"Content-Type": "text/plain"}, b"x")
@@ -181,7 +187,7 @@ async def test_an_unknown_route_is_a_404_whatever_the_content_type(
     [("GET", "/v1/models"), ("GET", "/pool"), ("POST", COMPLETIONS), ("POST", DRAIN)],
 )
 async def test_a_rebound_host_is_refused_even_if_it_is_the_page_s_own_origin(
-    running: Any, decode: FakeNode, host: str, method: str, path: str
+    running: pools.Running, decode: FakeNode, host: str, method: str, path: str
 ) -> None:
     async with running(decode) as client:
         name = host.format(port=client.router.port)
@@ -194,7 +200,7 @@ async def test_a_rebound_host_is_refused_even_if_it_is_the_page_s_own_origin(
 
 
 async def test_a_rebound_host_is_refused_even_with_an_api_key(
-    running: Any, decode: FakeNode, tmp_path: Any
+    running: pools.Running, decode: FakeNode, tmp_path: Path
 ) -> None:
     keys = tmp_path / "keys"
     keys.write_text("acme key-of-acme\n")
@@ -207,19 +213,23 @@ async def test_a_rebound_host_is_refused_even_with_an_api_key(
 @pytest.mark.parametrize(
     "host", ["localhost", "LOCALHOST:8000", "127.0.0.1", "127.0.0.1:1", "[::1]", "[::1]:8000"]
 )
-async def test_local_host_names_are_accepted(running: Any, decode: FakeNode, host: str) -> None:
+async def test_local_host_names_are_accepted(
+    running: pools.Running, decode: FakeNode, host: str
+) -> None:
     async with running(decode) as client:
         assert (await send(client, "GET", "/v1/models", {"Host": host})).status == 200
 
 
-async def test_a_client_without_a_host_header_is_served(running: Any, decode: FakeNode) -> None:
+async def test_a_client_without_a_host_header_is_served(
+    running: pools.Running, decode: FakeNode
+) -> None:
     async with running(decode) as client:
         answer = await exchange(client.router.port, b"GET /health HTTP/1.0\r\n\r\n")
         assert answer.status == 200
 
 
 async def test_allowed_hosts_are_accepted_in_addition_to_local_names(
-    running: Any, decode: FakeNode
+    running: pools.Running, decode: FakeNode
 ) -> None:
     async with running(decode, allowed_hosts=("llm.example", "other.example:8443")) as client:
         for host, status in {
@@ -266,7 +276,7 @@ def test_which_hosts_a_server_accepts(
 
 
 async def test_an_allowed_page_s_preflight_gets_the_allowed_methods_and_headers(
-    running: Any, decode: FakeNode
+    running: pools.Running, decode: FakeNode
 ) -> None:
     preflight = {
         "Origin": CHAT_PAGE,
@@ -292,7 +302,9 @@ async def test_an_allowed_page_s_preflight_gets_the_allowed_methods_and_headers(
     assert untouched(decode)
 
 
-async def test_a_preflight_s_invalid_names_are_not_echoed(running: Any, decode: FakeNode) -> None:
+async def test_a_preflight_s_invalid_names_are_not_echoed(
+    running: pools.Running, decode: FakeNode
+) -> None:
     preflight = {
         "Origin": CHAT_PAGE,
         "Access-Control-Request-Method": "POST /",
@@ -306,7 +318,7 @@ async def test_a_preflight_s_invalid_names_are_not_echoed(running: Any, decode: 
 
 
 async def test_preflights_need_no_key_and_an_allowed_page_can_read_errors(
-    running: Any, decode: FakeNode, tmp_path: Any
+    running: pools.Running, decode: FakeNode, tmp_path: Path
 ) -> None:
     keys = tmp_path / "keys"
     keys.write_text("acme key-of-acme\n")
@@ -332,7 +344,7 @@ async def test_preflights_need_no_key_and_an_allowed_page_can_read_errors(
 
 @pytest.mark.parametrize("stream", [False, True])
 async def test_only_an_allowed_page_can_read_answers_and_streams(
-    running: Any, decode: FakeNode, stream: bool
+    running: pools.Running, decode: FakeNode, stream: bool
 ) -> None:
     body = {**BODY, "stream": stream}
     page = {"Origin": CHAT_PAGE, "Content-Type": JSON_TYPE}
@@ -356,7 +368,7 @@ async def test_only_an_allowed_page_can_read_answers_and_streams(
 
 @pytest.mark.parametrize("origin", [EVIL, "null"])
 async def test_every_page_is_served_if_every_origin_is_allowed(
-    running: Any, decode: FakeNode, origin: str
+    running: pools.Running, decode: FakeNode, origin: str
 ) -> None:
     async with running(decode, cors_origins=("*",)) as client:
         page = {"Origin": origin, "Content-Type": JSON_TYPE}

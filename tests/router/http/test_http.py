@@ -14,6 +14,7 @@ from aiohttp import web
 
 from baton_protocol.link import CacheEvents, RunJob
 from baton_protocol.store import DataInstance
+from tests.router import pools
 from tests.support.nodes.fake_node import LAYOUT, FakeNode
 from tests.support.waiting import until_is
 
@@ -22,7 +23,9 @@ pytestmark = pytest.mark.integration
 COMPLETIONS = "/v1/completions"
 
 
-async def test_malformed_bodies_are_400_in_openai_s_shape(running: Any, decode: FakeNode) -> None:
+async def test_malformed_bodies_are_400_in_openai_s_shape(
+    running: pools.Running, decode: FakeNode
+) -> None:
     async with running(decode) as client:
         for data in (b"{", b"[]", b"", b'{"prompt": "x"} trailing'):
             status, body, headers = await client.post(COMPLETIONS, data)
@@ -33,7 +36,9 @@ async def test_malformed_bodies_are_400_in_openai_s_shape(running: Any, decode: 
             assert headers["x-baton-placement"].startswith("prefill=- decode=- reason=refused")
 
 
-async def test_unknown_routes_and_methods_are_json_errors(running: Any, decode: FakeNode) -> None:
+async def test_unknown_routes_and_methods_are_json_errors(
+    running: pools.Running, decode: FakeNode
+) -> None:
     async with running(decode) as client:
         status, body, headers = await client.get("/nope")
         assert (status, body["error"]["code"]) == (404, "not_found")
@@ -43,7 +48,7 @@ async def test_unknown_routes_and_methods_are_json_errors(running: Any, decode: 
         assert headers["allow"] == "POST"
 
 
-async def test_a_body_over_the_limit_is_413(running: Any, decode: FakeNode) -> None:
+async def test_a_body_over_the_limit_is_413(running: pools.Running, decode: FakeNode) -> None:
     async with running(decode, max_body_bytes=1000) as client:
         status, body, _ = await client.post(COMPLETIONS, {"prompt": "x" * 2000})
         assert (status, body["error"]["code"]) == (413, "request_too_large")
@@ -62,7 +67,7 @@ async def test_a_body_over_the_limit_is_413(running: Any, decode: FakeNode) -> N
     ],
 )
 async def test_a_request_beyond_the_model_s_limits_is_400_and_reaches_no_node(
-    running: Any, decode: FakeNode, changes: dict[str, Any], param: str
+    running: pools.Running, decode: FakeNode, changes: dict[str, Any], param: str
 ) -> None:
     async with running(decode) as client:
         status, body, _ = await client.post(COMPLETIONS, {"prompt": "x"} | changes)
@@ -70,7 +75,9 @@ async def test_a_request_beyond_the_model_s_limits_is_400_and_reaches_no_node(
         assert decode.got_of(RunJob) == []
 
 
-async def test_reserved_chat_template_kwargs_are_a_400(running: Any, decode: FakeNode) -> None:
+async def test_reserved_chat_template_kwargs_are_a_400(
+    running: pools.Running, decode: FakeNode
+) -> None:
     async with running(decode) as client:
         for reserved in ("messages", "add_generation_prompt"):
             body = {
@@ -81,7 +88,9 @@ async def test_reserved_chat_template_kwargs_are_a_400(running: Any, decode: Fak
             assert (status, reply["error"]["param"]) == (400, "chat_template_kwargs")
 
 
-async def test_a_long_prompt_is_tokenized_and_hashed_like_a_short_one(running: Any) -> None:
+async def test_a_long_prompt_is_tokenized_and_hashed_like_a_short_one(
+    running: pools.Running,
+) -> None:
     node = FakeNode("decode-0", "decode", max_model_len=50_000)
     await node.start()
     async with running(node) as client:
@@ -93,7 +102,7 @@ async def test_a_long_prompt_is_tokenized_and_hashed_like_a_short_one(running: A
 
 
 async def test_chat_without_the_generation_prompt_has_fewer_tokens(
-    running: Any, decode: FakeNode
+    running: pools.Running, decode: FakeNode
 ) -> None:
     async with running(decode) as client:
         counts = []
@@ -109,7 +118,7 @@ async def test_chat_without_the_generation_prompt_has_fewer_tokens(
 
 
 async def test_pool_shows_nodes_loads_caches_and_totals(
-    running: Any, decode: FakeNode, prefill: FakeNode
+    running: pools.Running, decode: FakeNode, prefill: FakeNode
 ) -> None:
     async with running(decode, prefill) as client:
         await prefill.say_load(published_bytes_total=7, queued_tokens=3, total_blocks=9)
@@ -146,7 +155,7 @@ async def test_pool_shows_nodes_loads_caches_and_totals(
 
 
 async def test_pool_shows_the_data_servers_as_their_nodes_see_them(
-    running: Any, decode: FakeNode, prefill: FakeNode
+    running: pools.Running, decode: FakeNode, prefill: FakeNode
 ) -> None:
     first, full, unreachable = (
         DataInstance(used_bytes=1, limit_bytes=8, get_bytes_per_s=1e9, get_latency_ms=0.2),
@@ -191,7 +200,7 @@ async def test_pool_shows_the_data_servers_as_their_nodes_see_them(
 
 
 async def test_metrics_contain_the_router_s_and_its_nodes_counters(
-    running: Any, decode: FakeNode
+    running: pools.Running, decode: FakeNode
 ) -> None:
     async with running(decode) as client:
         await decode.say_load(published_bytes_total=7, fetched_bytes_total=5, reused_chunks_total=2)
@@ -218,7 +227,7 @@ async def test_metrics_contain_the_router_s_and_its_nodes_counters(
 
 
 async def test_a_request_without_a_model_name_gets_the_pool_s_model(
-    running: Any, decode: FakeNode
+    running: pools.Running, decode: FakeNode
 ) -> None:
     async with running(decode, served_model_name="mine") as client:
         for model in (None, "", "mine"):
@@ -229,7 +238,7 @@ async def test_a_request_without_a_model_name_gets_the_pool_s_model(
 
 
 async def test_default_seeds_differ_and_a_client_s_seed_is_kept(
-    running: Any, decode: FakeNode
+    running: pools.Running, decode: FakeNode
 ) -> None:
     async with running(decode) as client:
         await client.post(COMPLETIONS, {"prompt": ["a", "b"], "max_tokens": 1})
@@ -240,7 +249,7 @@ async def test_default_seeds_differ_and_a_client_s_seed_is_kept(
 
 
 async def test_a_disconnect_during_a_write_is_logged_as_499_and_not_as_an_error(
-    running: Any,
+    running: pools.Running,
     decode: FakeNode,
     monkeypatch: pytest.MonkeyPatch,
     caplog: pytest.LogCaptureFixture,
@@ -261,7 +270,7 @@ async def test_a_disconnect_during_a_write_is_logged_as_499_and_not_as_an_error(
 
 
 async def test_a_body_that_does_not_match_its_content_encoding_is_a_400(
-    running: Any, decode: FakeNode
+    running: pools.Running, decode: FakeNode
 ) -> None:
     async with running(decode) as client:
         headers = {"content-encoding": "gzip", "content-type": "application/json"}
@@ -274,7 +283,7 @@ async def test_a_body_that_does_not_match_its_content_encoding_is_a_400(
 
 
 async def test_the_placement_header_of_a_call_with_many_prompts_is_shortened(
-    running: Any, decode: FakeNode
+    running: pools.Running, decode: FakeNode
 ) -> None:
     async with running(decode) as client:
         body = {"prompt": ["x"] * 300, "max_tokens": 1}
@@ -287,7 +296,7 @@ async def test_the_placement_header_of_a_call_with_many_prompts_is_shortened(
 
 
 async def test_a_model_s_created_date_is_the_oldest_one_its_nodes_report(
-    running: Any, decode: FakeNode
+    running: pools.Running, decode: FakeNode
 ) -> None:
     newer = FakeNode("decode-1", "decode", model_made=1_700_000_500)
     older = FakeNode("decode-2", "decode", model_made=1_700_000_000)
@@ -300,7 +309,7 @@ async def test_a_model_s_created_date_is_the_oldest_one_its_nodes_report(
 
 
 async def test_without_a_reported_date_a_model_s_created_date_is_the_router_s_start(
-    running: Any, decode: FakeNode
+    running: pools.Running, decode: FakeNode
 ) -> None:
     before = int(time.time())
     async with running(decode) as client:

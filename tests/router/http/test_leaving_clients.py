@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 
 from baton_protocol.link import Abort, PrefillJob, RunJob
+from tests.router import pools
 from tests.support.clients.raw_http import JSON_TYPE, raw_request
 from tests.support.nodes.fake_node import FakeNode
 from tests.support.waiting import until, until_is
@@ -20,7 +21,7 @@ pytestmark = pytest.mark.integration
 
 
 @asynccontextmanager
-async def connected(client: Any, **fields: Any) -> AsyncIterator[asyncio.StreamReader]:
+async def connected(client: pools.Client, **fields: Any) -> AsyncIterator[asyncio.StreamReader]:
     """Send a request over a bare connection that reads nothing by itself. Leaving the block closes
     the connection."""
     link = socket.socket()
@@ -38,7 +39,7 @@ async def connected(client: Any, **fields: Any) -> AsyncIterator[asyncio.StreamR
         writer.close()
 
 
-async def until_freed(client: Any, *nodes: FakeNode) -> None:
+async def until_freed(client: pools.Client, *nodes: FakeNode) -> None:
     """Wait until the router has nothing left of the request and each node got an abort."""
     await until_is(client.unfinished, 0)
     await until_is(client.answering, 0)
@@ -47,7 +48,7 @@ async def until_freed(client: Any, *nodes: FakeNode) -> None:
 
 
 async def test_a_disconnect_while_the_request_waits_for_a_node_frees_it(
-    running: Any, decode: FakeNode
+    running: pools.Running, decode: FakeNode
 ) -> None:
     async with running(decode) as client:
         await decode.say_load("draining")
@@ -64,17 +65,20 @@ async def test_a_disconnect_while_the_request_waits_for_a_node_frees_it(
 
 
 async def test_a_disconnect_during_a_hand_off_frees_both_nodes(
-    running: Any, decode: FakeNode, prefill: FakeNode
+    running: pools.Running, decode: FakeNode, prefill: FakeNode
 ) -> None:
     prefill.script.prefill = "silent"
     async with running(decode, prefill, handoff="always") as client:
-        async with connected(client, stream=True):
-            await until(lambda: prefill.got_of(PrefillJob) and decode.got_of(RunJob))
-        await until_freed(client, prefill, decode)
+        for stream in (True, False):
+            async with connected(client, stream=stream):
+                await until(lambda: prefill.got_of(PrefillJob) and decode.got_of(RunJob))
+            await until_freed(client, prefill, decode)
+            prefill.got.clear()
+            decode.got.clear()
 
 
 async def test_a_disconnect_before_the_first_token_frees_the_node(
-    running: Any, decode: FakeNode
+    running: pools.Running, decode: FakeNode
 ) -> None:
     decode.script.run = "silent"
     async with running(decode) as client:
@@ -86,7 +90,7 @@ async def test_a_disconnect_before_the_first_token_frees_the_node(
 
 
 async def test_a_disconnect_between_keep_alives_frees_the_node(
-    running: Any, decode: FakeNode
+    running: pools.Running, decode: FakeNode
 ) -> None:
     decode.script.run = "silent"
     async with running(decode, keepalive_s=0.02) as client:
@@ -95,7 +99,9 @@ async def test_a_disconnect_between_keep_alives_frees_the_node(
         await until_freed(client, decode)
 
 
-async def test_a_disconnect_mid_stream_frees_the_node(running: Any, decode: FakeNode) -> None:
+async def test_a_disconnect_mid_stream_frees_the_node(
+    running: pools.Running, decode: FakeNode
+) -> None:
     decode.script.run = "half"
     async with running(decode) as client:
         async with connected(client, stream=True) as reader:
@@ -104,12 +110,13 @@ async def test_a_disconnect_mid_stream_frees_the_node(running: Any, decode: Fake
 
 
 async def test_a_disconnect_while_the_router_waits_for_the_client_to_read_frees_the_node(
-    running: Any, decode: FakeNode
+    running: pools.Running, decode: FakeNode
 ) -> None:
     decode.script.run, decode.script.reply = "half", b"x" * 240
     async with running(decode) as client:
         async with connected(client, stream=True, n=128, max_tokens=240, logprobs=5):
-            [connection] = client.router._server.runner.server.connections
+            server: Any = client.router._server
+            [connection] = server.runner.server.connections
             # Above asyncio's limit: the handler waits in the middle of an answer.
             await until(lambda: connection.transport.get_write_buffer_size() > 1 << 16)
             assert await client.unfinished() == 1

@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import logging
 from collections.abc import AsyncIterator
-from typing import Any
 
 import pytest
 
 from baton_protocol.ids import Epoch
+from tests.router import pools
 from tests.support.nodes.fake_node import FakeNode
-from tests.support.pools.failing_pool import REPLY, completing, figure, text
 from tests.support.waiting import until, until_is
 
 pytestmark = pytest.mark.integration
@@ -25,27 +24,27 @@ async def namesake() -> AsyncIterator[FakeNode]:
         yield node
 
 
-async def conflicts(client: Any) -> list[tuple[str, str]]:
+async def conflicts(client: pools.Client) -> list[tuple[str, str]]:
     """Addresses of each conflict in /pool: (the unused node, the node used instead)."""
     conflicts = (await client.get("/pool"))[1]["conflicts"]
     assert all(conflict["node"] == "decode-0" for conflict in conflicts)
     return [(conflict["address"], conflict["held_by"]) for conflict in conflicts]
 
 
-async def until_conflict(client: Any, unused: FakeNode, used: FakeNode) -> None:
+async def until_conflict(client: pools.Client, unused: FakeNode, used: FakeNode) -> None:
     await until_is(lambda: conflicts(client), [(unused.address, used.address)])
 
 
 async def test_the_newer_of_two_live_nodes_is_used_and_the_older_one_is_reported(
-    running: Any, decode: FakeNode, namesake: FakeNode, caplog: pytest.LogCaptureFixture
+    running: pools.Running, decode: FakeNode, namesake: FakeNode, caplog: pytest.LogCaptureFixture
 ) -> None:
     async with running(decode) as client:
         assert await conflicts(client) == []
         client.dial(namesake.address)
         await until_conflict(client, decode, namesake)
         assert await conflicts(client) == [(decode.address, namesake.address)]
-        assert await figure(client, CONFLICTS) == 1
-        assert text(await completing(client)) == REPLY
+        assert await client.figure(CONFLICTS) == 1
+        assert pools.text_of(await pools.completing(client)) == pools.REPLY
         assert (len(decode.got), len(namesake.got)) == (0, 1)
         [node] = (await client.get("/pool"))[1]["nodes"]
         assert (node["epoch"], node["address"], node["state"]) == (
@@ -64,18 +63,18 @@ async def test_the_newer_of_two_live_nodes_is_used_and_the_older_one_is_reported
 
 
 async def test_a_request_on_the_older_node_continues_on_the_newer_one(
-    running: Any, decode: FakeNode, namesake: FakeNode
+    running: pools.Running, decode: FakeNode, namesake: FakeNode
 ) -> None:
     decode.script.run = "half"
     async with running(decode) as client:
-        answer = completing(client)
+        answer = pools.completing(client)
         await until(lambda: decode.got)
         client.dial(namesake.address)
-        assert text(await answer) == REPLY
+        assert pools.text_of(await answer) == pools.REPLY
 
 
 async def test_the_older_node_takes_over_when_the_newer_one_is_gone_and_then_keeps_the_name(
-    running: Any, decode: FakeNode, namesake: FakeNode
+    running: pools.Running, decode: FakeNode, namesake: FakeNode
 ) -> None:
     async with running(decode, link_patience_s=0.1) as client:
         client.dial(namesake.address)
@@ -85,15 +84,15 @@ async def test_the_older_node_takes_over_when_the_newer_one_is_gone_and_then_kee
         await until_is(lambda: client.epoch("decode-0"), "epoch-1")
         await client.ready(1)
         assert await conflicts(client) == []
-        assert await figure(client, CONFLICTS) == 0
+        assert await client.figure(CONFLICTS) == 0
         await namesake.start(port)
         await until_conflict(client, namesake, decode)
-        assert text(await completing(client)) == REPLY
+        assert pools.text_of(await pools.completing(client)) == pools.REPLY
         assert (len(decode.got), len(namesake.got)) == (1, 0)
 
 
 async def test_the_newer_node_keeps_its_name_over_a_short_link_break(
-    running: Any, decode: FakeNode, namesake: FakeNode
+    running: pools.Running, decode: FakeNode, namesake: FakeNode
 ) -> None:
     async with running(decode, link_patience_s=60.0) as client:
         client.dial(namesake.address)
@@ -110,7 +109,7 @@ async def test_the_newer_node_keeps_its_name_over_a_short_link_break(
 
 
 async def test_a_node_that_restarts_at_another_address_is_no_conflict(
-    running: Any, decode: FakeNode, namesake: FakeNode, caplog: pytest.LogCaptureFixture
+    running: pools.Running, decode: FakeNode, namesake: FakeNode, caplog: pytest.LogCaptureFixture
 ) -> None:
     async with running(decode) as client:
         await decode.stop()
@@ -122,7 +121,7 @@ async def test_a_node_that_restarts_at_another_address_is_no_conflict(
 
 
 async def test_a_node_with_a_new_name_at_the_same_address_replaces_the_old_one(
-    running: Any, decode: FakeNode
+    running: pools.Running, decode: FakeNode
 ) -> None:
     """This happens if a node's default name is random."""
     async with running(decode) as client:
@@ -130,4 +129,4 @@ async def test_a_node_with_a_new_name_at_the_same_address_replaces_the_old_one(
         await decode.restart("epoch-2")
         await until_is(client.names, ["decode-1"])
         await client.ready(1)
-        assert text(await completing(client)) == REPLY
+        assert pools.text_of(await pools.completing(client)) == pools.REPLY

@@ -5,11 +5,13 @@ from __future__ import annotations
 import asyncio
 import codecs
 import json
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 from baton_protocol.link import DrainNode
+from tests.router import pools
 from tests.support.clients.raw_http import JSON_TYPE, raw_request
 from tests.support.nodes.fake_node import FakeNode
 
@@ -47,7 +49,7 @@ async def ask(port: int, method: str, path: str, body: bytes = b"") -> tuple[int
     ],
 )
 async def test_a_get_with_a_slash_too_many_is_answered(
-    running: Any, decode: FakeNode, path: str, part: bytes
+    running: pools.Running, decode: FakeNode, path: str, part: bytes
 ) -> None:
     async with running(decode) as client:
         status, text = await ask(client.router.port, "GET", path)
@@ -66,7 +68,11 @@ async def test_a_get_with_a_slash_too_many_is_answered(
     ],
 )
 async def test_a_generation_with_a_slash_too_many_is_answered_and_logged(
-    running: Any, decode: FakeNode, path: str, mark: bytes, caplog: pytest.LogCaptureFixture
+    running: pools.Running,
+    decode: FakeNode,
+    path: str,
+    mark: bytes,
+    caplog: pytest.LogCaptureFixture,
 ) -> None:
     caplog.set_level("INFO", "baton_router")
     async with running(decode) as client:
@@ -79,7 +85,9 @@ async def test_a_generation_with_a_slash_too_many_is_answered_and_logged(
 @pytest.mark.parametrize(
     "path", ["//nodes/decode-0/drain", "/nodes/decode-0/drain/", "/nodes//decode-0/drain"]
 )
-async def test_a_command_needs_its_exact_path(running: Any, decode: FakeNode, path: str) -> None:
+async def test_a_command_needs_its_exact_path(
+    running: pools.Running, decode: FakeNode, path: str
+) -> None:
     async with running(decode) as client:
         status, text = await ask(client.router.port, "POST", path)
         assert (status, b"not_found" in text) == (404, True)
@@ -90,7 +98,7 @@ async def test_a_command_needs_its_exact_path(running: Any, decode: FakeNode, pa
     "path", ["//v1/models", "/v1/models/", "/v1//models", "//pool", "/metrics/", "//requests/x"]
 )
 async def test_a_path_with_a_slash_too_many_needs_the_same_key(
-    running: Any, decode: FakeNode, path: str, tmp_path: Any
+    running: pools.Running, decode: FakeNode, path: str, tmp_path: Path
 ) -> None:
     keys = tmp_path / "keys"
     keys.write_text("alice the-only-key-of-this-test\n")
@@ -100,7 +108,9 @@ async def test_a_path_with_a_slash_too_many_needs_the_same_key(
 
 
 @pytest.mark.parametrize("path", ["/", "//", "/v1/", "//v2/models", "/v1/models//x/y/"])
-async def test_other_paths_stay_unknown(running: Any, decode: FakeNode, path: str) -> None:
+async def test_other_paths_stay_unknown(
+    running: pools.Running, decode: FakeNode, path: str
+) -> None:
     async with running(decode) as client:
         status, _ = await ask(client.router.port, "GET", path)
     assert status == 404

@@ -6,12 +6,10 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from typing import Any
 
-import aiohttp
 import pytest
 
-from baton_router.server.router import Router
 from baton_router.settings import RouterSettings, Tunables
-from tests.router.conftest import Client
+from tests.router import pools
 from tests.support.nodes.fake_node import FakeNode
 from tests.support.nodes.processes import free_port
 from tests.support.waiting import until_is
@@ -22,13 +20,13 @@ ALL = "/ready?all=1"
 
 
 @asynccontextmanager
-async def starting(*nodes: FakeNode, **settings: Any) -> AsyncIterator[Client]:
+async def starting(*nodes: FakeNode, **settings: Any) -> AsyncIterator[pools.Client]:
     """A router that may not be ready yet."""
     addresses = tuple(node.address for node in nodes)
     options: dict[str, Any] = {"tunables": Tunables(reconnect_max_s=0.05), "nodes": addresses}
     options |= {"port": 0} | settings
-    async with Router(RouterSettings(**options)) as router, aiohttp.ClientSession() as session:
-        yield Client(router, session)
+    async with pools.connected(RouterSettings(**options)) as client:
+        yield client
 
 
 async def test_ready_needs_one_node_and_all_needs_every_node(
@@ -56,7 +54,7 @@ async def test_ready_needs_one_node_and_all_needs_every_node(
 
 
 async def test_a_node_that_drains_or_is_lost_is_named_with_its_state(
-    running: Any, decode: FakeNode, other: FakeNode
+    running: pools.Running, decode: FakeNode, other: FakeNode
 ) -> None:
     async with running(decode, other) as client:
         assert (await client.get(ALL))[0] == 200
@@ -73,7 +71,9 @@ async def test_a_node_that_drains_or_is_lost_is_named_with_its_state(
         assert (status, reply["reason"]) == (503, "not ready: decode-1 (lost)")
 
 
-async def test_a_router_that_shuts_down_is_not_ready(running: Any, decode: FakeNode) -> None:
+async def test_a_router_that_shuts_down_is_not_ready(
+    running: pools.Running, decode: FakeNode
+) -> None:
     async with running(decode) as client:
         client.router.api.generation.draining = True
         for path in ("/ready", ALL):
@@ -83,7 +83,7 @@ async def test_a_router_that_shuts_down_is_not_ready(running: Any, decode: FakeN
 
 @pytest.mark.parametrize("query", ["all=0", "all=false", "", "other=1"])
 async def test_without_all_one_ready_node_is_enough(
-    running: Any, decode: FakeNode, query: str
+    running: pools.Running, decode: FakeNode, query: str
 ) -> None:
     async with running(decode, expect_nodes=("prefill-0",)) as client:
         status, reply, _ = await client.get(f"/ready?{query}")
@@ -92,7 +92,7 @@ async def test_without_all_one_ready_node_is_enough(
 
 @pytest.mark.parametrize("query", ["all", "all=", "all=2", "all=yes", "all=TRUE", "all=1&all=1"])
 async def test_another_value_of_all_is_a_400_that_names_it(
-    running: Any, decode: FakeNode, query: str
+    running: pools.Running, decode: FakeNode, query: str
 ) -> None:
     async with running(decode) as client:
         status, reply, _ = await client.get(f"/ready?{query}")

@@ -11,6 +11,7 @@ import pytest
 
 from baton_protocol.logs import TextFormatter
 from baton_protocol.traces import Span
+from tests.router import pools
 from tests.router.observability.test_tracing import traced
 from tests.support.clients.raw_http import JSON_TYPE, exchange, raw_request
 from tests.support.nodes.fake_node import FakeNode
@@ -45,7 +46,7 @@ LATE = raw_request(
 
 @pytest.mark.parametrize("data", MALFORMED.values(), ids=MALFORMED)
 async def test_answers_to_bytes_that_are_not_http_have_the_documented_headers(
-    running: Any, decode: FakeNode, data: bytes
+    running: pools.Running, decode: FakeNode, data: bytes
 ) -> None:
     async with running(decode) as client:
         answer = await exchange(client.router.port, data)
@@ -58,7 +59,7 @@ async def test_answers_to_bytes_that_are_not_http_have_the_documented_headers(
 
 
 async def test_answers_to_invalid_chunks_after_100_continue_have_the_documented_headers(
-    running: Any, decode: FakeNode
+    running: pools.Running, decode: FakeNode
 ) -> None:
     async with running(decode, body_timeout_s=0.3) as client:
         answer = await exchange(client.router.port, LATE, then=b"this-is-no-size\r\n")
@@ -85,7 +86,7 @@ async def test_answers_to_invalid_chunks_after_100_continue_have_the_documented_
     ],
 )
 async def test_each_answer_has_the_client_s_id_or_else_the_router_s(
-    running: Any, decode: FakeNode, path: str, body: Any
+    running: pools.Running, decode: FakeNode, path: str, body: Any
 ) -> None:
     method, data = ("GET", b"") if body is None else ("POST", json.dumps(body).encode())
     async with running(decode) as client:
@@ -104,7 +105,7 @@ async def test_each_answer_has_the_client_s_id_or_else_the_router_s(
     ids=["nothing", "too-long", "not-ascii", "a-tab", "delete", "no-utf-8"],
 )
 async def test_an_invalid_id_is_replaced_by_a_new_one(
-    running: Any, decode: FakeNode, request_id: str
+    running: pools.Running, decode: FakeNode, request_id: str
 ) -> None:
     head = b"GET /health HTTP/1.1\r\nHost: localhost\r\nx-request-id: "
     async with running(decode) as client:
@@ -114,7 +115,9 @@ async def test_an_invalid_id_is_replaced_by_a_new_one(
     assert len(answer.headers["x-request-id"]) == 32
 
 
-async def test_an_id_of_maximum_length_is_returned(running: Any, decode: FakeNode) -> None:
+async def test_an_id_of_maximum_length_is_returned(
+    running: pools.Running, decode: FakeNode
+) -> None:
     async with running(decode) as client:
         _, _, headers = await client.get("/health", {"x-request-id": "~" * 128})
     assert headers["x-request-id"] == "~" * 128
@@ -145,7 +148,7 @@ async def test_the_client_s_id_is_in_the_log_the_explanation_and_the_trace(
 
 
 async def test_the_openai_client_reads_the_id_of_answers_streams_and_errors(
-    running: Any, decode: FakeNode
+    running: pools.Running, decode: FakeNode
 ) -> None:
     messages: Any = [{"role": "user", "content": "Hi"}]
     async with (

@@ -15,6 +15,7 @@ import pytest
 from baton_protocol.hashing import chunk_hashes, extend_hashes, root_hash, tenant_salt
 from baton_protocol.ids import BlockHash
 from baton_protocol.link import CacheEvents, PrefillJob, RunJob
+from tests.router import pools
 from tests.support.nodes.fake_node import LAYOUT, FakeNode
 from tests.support.waiting import until, until_is
 
@@ -42,12 +43,8 @@ def isolated_settings(tenant_settings: dict[str, Any]) -> dict[str, Any]:
     return {**tenant_settings, "sharing": "tenant"}
 
 
-def bearer(key: str) -> dict[str, str]:
-    return {"Authorization": f"Bearer {key}"}
-
-
-async def metrics(client: Any) -> str:
-    page: str = await client.text("/metrics", bearer(ADMIN))
+async def metrics(client: pools.Client) -> str:
+    page: str = await client.text("/metrics", pools.bearer(ADMIN))
     return page
 
 
@@ -60,7 +57,7 @@ def chunks(salt: str) -> list[BlockHash]:
 
 @pytest.mark.parametrize("path", ["/v1/models", "/v1/models/fake-model", "/v1/nothing"])
 async def test_every_route_below_v1_requires_a_key(
-    running: Any, decode: FakeNode, tenant_settings: dict[str, Any], path: str
+    running: pools.Running, decode: FakeNode, tenant_settings: dict[str, Any], path: str
 ) -> None:
     async with running(decode, **tenant_settings) as client:
         status, body, headers = await client.get(path)
@@ -75,9 +72,12 @@ async def test_every_route_below_v1_requires_a_key(
     }
 
 
-@pytest.mark.parametrize("headers", [{}, bearer("sk-unknown"), {"x-api-key": ACME}])
+@pytest.mark.parametrize("headers", [{}, pools.bearer("sk-unknown"), {"x-api-key": ACME}])
 async def test_a_request_without_a_known_key_reaches_no_node(
-    running: Any, decode: FakeNode, tenant_settings: dict[str, Any], headers: dict[str, str]
+    running: pools.Running,
+    decode: FakeNode,
+    tenant_settings: dict[str, Any],
+    headers: dict[str, str],
 ) -> None:
     async with running(decode, **tenant_settings) as client:
         for path in (COMPLETIONS, "/v1/chat/completions"):
@@ -92,7 +92,7 @@ async def test_a_request_without_a_known_key_reaches_no_node(
 
 @pytest.mark.parametrize("path", ["/health", "/ready"])
 async def test_probe_routes_require_no_key(
-    running: Any, decode: FakeNode, tenant_settings: dict[str, Any], path: str
+    running: pools.Running, decode: FakeNode, tenant_settings: dict[str, Any], path: str
 ) -> None:
     async with running(decode, **tenant_settings) as client:
         assert (await client.get(path))[0] == 200
@@ -100,15 +100,17 @@ async def test_probe_routes_require_no_key(
 
 @pytest.mark.parametrize("path", ["/pool", "/metrics"])
 async def test_routes_about_all_tenants_require_an_admin_key(
-    running: Any, decode: FakeNode, tenant_settings: dict[str, Any], path: str
+    running: pools.Running, decode: FakeNode, tenant_settings: dict[str, Any], path: str
 ) -> None:
     decode.token = "t0ken"
     async with running(
         decode, **tenant_settings, admin_key="key-of-up", link_token="t0ken"
     ) as client:
-        refused = [await client.get(path, headers) for headers in ({}, bearer("sk-no"))]
-        forbidden = await client.get(path, bearer(ACME))
-        pages = [await client.text(path, bearer(key)) for key in (ADMIN, "key-of-up", "t0ken")]
+        refused = [await client.get(path, headers) for headers in ({}, pools.bearer("sk-no"))]
+        forbidden = await client.get(path, pools.bearer(ACME))
+        pages = [
+            await client.text(path, pools.bearer(key)) for key in (ADMIN, "key-of-up", "t0ken")
+        ]
     assert [(status, body["error"]["code"]) for status, body, _ in refused] == [
         (401, "invalid_api_key"),
         (401, "invalid_api_key"),
@@ -119,14 +121,14 @@ async def test_routes_about_all_tenants_require_an_admin_key(
 
 @pytest.mark.parametrize("path", ["/pool", "/metrics"])
 async def test_without_api_keys_pool_and_metrics_are_open(
-    running: Any, decode: FakeNode, path: str
+    running: pools.Running, decode: FakeNode, path: str
 ) -> None:
     async with running(decode) as client:
         assert "decode-0" in await client.text(path)
 
 
 async def test_the_key_file_is_reloaded_when_it_changes(
-    running: Any, decode: FakeNode, tmp_path: Path, caplog: pytest.LogCaptureFixture
+    running: pools.Running, decode: FakeNode, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     """The files change as in a mounted Kubernetes Secret: a symlink to their folder is replaced."""
     for name, keys in (("one", f"acme {ACME}\n"), ("two", f"globex {GLOBEX}\n"), ("bad", "x\n")):
@@ -137,9 +139,9 @@ async def test_the_key_file_is_reloaded_when_it_changes(
         (tmp_path / "new").symlink_to(tmp_path / name)
         (tmp_path / "new").replace(tmp_path / "now")
 
-    async def authorized(client: Any) -> list[bool]:
+    async def authorized(client: pools.Client) -> list[bool]:
         statuses = [
-            (await client.post(COMPLETIONS, BODY, bearer(key)))[0] for key in (ACME, GLOBEX)
+            (await client.post(COMPLETIONS, BODY, pools.bearer(key)))[0] for key in (ACME, GLOBEX)
         ]
         return [status == 200 for status in statuses]
 
@@ -157,15 +159,17 @@ async def test_the_key_file_is_reloaded_when_it_changes(
     assert "line 1: the line has 1 words" in caplog.text
 
 
-async def test_without_api_keys_any_key_is_accepted(running: Any, decode: FakeNode) -> None:
+async def test_without_api_keys_any_key_is_accepted(
+    running: pools.Running, decode: FakeNode
+) -> None:
     async with running(decode) as client:
-        assert (await client.post(COMPLETIONS, BODY, bearer("any")))[0] == 200
+        assert (await client.post(COMPLETIONS, BODY, pools.bearer("any")))[0] == 200
     [job] = decode.got_of(RunJob)
     assert (job.request.tenant, job.request.salt) == ("", "")
 
 
 async def test_the_openai_client_works_with_a_key_and_raises_authentication_error_without(
-    running: Any, decode: FakeNode, tenant_settings: dict[str, Any]
+    running: pools.Running, decode: FakeNode, tenant_settings: dict[str, Any]
 ) -> None:
     async with running(decode, **tenant_settings) as client:
         url = client.url + "/v1"
@@ -181,7 +185,7 @@ async def test_the_openai_client_works_with_a_key_and_raises_authentication_erro
 
 @pytest.mark.parametrize(("sharing", "salts"), [("pool", ["", ""]), ("tenant", [*SALTS.values()])])
 async def test_jobs_carry_a_salt_only_if_tenants_share_nothing(
-    running: Any,
+    running: pools.Running,
     decode: FakeNode,
     prefill: FakeNode,
     tenant_settings: dict[str, Any],
@@ -191,21 +195,21 @@ async def test_jobs_carry_a_salt_only_if_tenants_share_nothing(
     settings = {**tenant_settings, "sharing": sharing, "handoff": "always"}
     async with running(decode, prefill, **settings) as client:
         for key in (ACME, GLOBEX):
-            assert (await client.post(COMPLETIONS, BODY, bearer(key)))[0] == 200
+            assert (await client.post(COMPLETIONS, BODY, pools.bearer(key)))[0] == 200
     for jobs in (decode.got_of(RunJob), prefill.got_of(PrefillJob)):
         assert [job.request.tenant for job in jobs] == ["acme", "globex"]
         assert [job.request.salt for job in jobs] == salts
 
 
 async def test_a_prefix_that_a_node_caches_for_one_tenant_does_not_match_another_s(
-    running: Any, decode: FakeNode, isolated_settings: dict[str, Any]
+    running: pools.Running, decode: FakeNode, isolated_settings: dict[str, Any]
 ) -> None:
     async with running(decode, **isolated_settings) as client:
         cached = CacheEvents(decode.report.epoch, stored=tuple(chunks(SALTS["acme"])))
         await decode.say(cached)
         await until_is(lambda: client.chunks("decode-0"), 8)
         placements = [
-            (await client.post(COMPLETIONS, BODY, bearer(key)))[2]["x-baton-placement"]
+            (await client.post(COMPLETIONS, BODY, pools.bearer(key)))[2]["x-baton-placement"]
             for key in (ACME, GLOBEX)
         ]
     assert "uncached 0 of 64 tokens" in placements[0]
@@ -222,7 +226,7 @@ RESERVED_FIELDS = [
 
 @pytest.mark.parametrize(("field", "value", "why"), RESERVED_FIELDS)
 async def test_a_body_field_that_chooses_kv_is_a_400_that_names_it(
-    running: Any,
+    running: pools.Running,
     decode: FakeNode,
     isolated_settings: dict[str, Any],
     field: str,
@@ -234,14 +238,14 @@ async def test_a_body_field_that_chooses_kv_is_a_400_that_names_it(
             (COMPLETIONS, BODY),
             ("/v1/chat/completions", {"messages": [{"role": "user", "content": "x"}]}),
         ):
-            status, body, _ = await client.post(path, {**call, field: value}, bearer(GLOBEX))
+            status, body, _ = await client.post(path, {**call, field: value}, pools.bearer(GLOBEX))
             assert (status, body["error"]["param"]) == (400, field)
             assert body["error"]["message"] == f'{field} is "{value}"; {why}; leave it out'
     assert decode.got_of(RunJob) == []
 
 
 async def test_no_secret_is_in_logs_answers_pages_or_metrics(
-    running: Any,
+    running: pools.Running,
     decode: FakeNode,
     isolated_settings: dict[str, Any],
     caplog: pytest.LogCaptureFixture,
@@ -250,12 +254,12 @@ async def test_no_secret_is_in_logs_answers_pages_or_metrics(
     async with running(decode, **isolated_settings) as client:
         answers = []
         for key in (ACME, GLOBEX, "sk-unknown-key"):
-            answers.append(await client.post(COMPLETIONS, BODY, bearer(key)))
-            answers.append(await client.post(COMPLETIONS, {"prompt": 5}, bearer(key)))
+            answers.append(await client.post(COMPLETIONS, BODY, pools.bearer(key)))
+            answers.append(await client.post(COMPLETIONS, {"prompt": 5}, pools.bearer(key)))
         decode.script.run = "fail"
-        answers.append(await client.post(COMPLETIONS, BODY, bearer(ACME)))
+        answers.append(await client.post(COMPLETIONS, BODY, pools.bearer(ACME)))
         answers += [await client.get(path) for path in ("/ready", "/health")]
-        answers.append(await client.get("/pool", bearer(ADMIN)))
+        answers.append(await client.get("/pool", pools.bearer(ADMIN)))
         page = await metrics(client)
         settings = repr(client.router.settings)
     log = "".join(str(vars(record)) for record in caplog.records) + caplog.text
@@ -267,7 +271,7 @@ async def test_no_secret_is_in_logs_answers_pages_or_metrics(
 
 
 async def test_the_key_is_checked_before_the_body_is_read(
-    running: Any, decode: FakeNode, tenant_settings: dict[str, Any]
+    running: pools.Running, decode: FakeNode, tenant_settings: dict[str, Any]
 ) -> None:
     async with running(decode, **tenant_settings) as client:
         reader, writer = await asyncio.open_connection("127.0.0.1", client.router.port)

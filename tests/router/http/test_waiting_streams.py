@@ -5,12 +5,12 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
-from typing import Any
 
 import aiohttp
 import pytest
 
 from baton_protocol.link import Delta, Deltas, JobFailed, RunJob
+from tests.router import pools
 from tests.support.nodes.fake_node import FakeNode
 from tests.support.waiting import until
 
@@ -21,7 +21,7 @@ KEEPALIVE_S = 0.05
 
 
 @asynccontextmanager
-async def stream(client: Any) -> AsyncIterator[aiohttp.ClientResponse]:
+async def stream(client: pools.Client) -> AsyncIterator[aiohttp.ClientResponse]:
     body = {"prompt": "x", "stream": True}
     async with client.session.post(client.url + "/v1/completions", json=body) as response:
         assert response.status == 200
@@ -36,7 +36,9 @@ async def send_reply(node: FakeNode) -> None:
     await node.say(Deltas((delta,)))
 
 
-async def test_a_waiting_stream_starts_with_comments(running: Any, decode: FakeNode) -> None:
+async def test_a_waiting_stream_starts_with_comments(
+    running: pools.Running, decode: FakeNode
+) -> None:
     decode.script.run = "silent"
     async with running(decode, keepalive_s=KEEPALIVE_S) as client, stream(client) as response:
         assert response.headers["content-type"] == "text/event-stream; charset=utf-8"
@@ -51,7 +53,9 @@ async def test_a_waiting_stream_starts_with_comments(running: Any, decode: FakeN
     assert received.endswith("data: [DONE]\n\n")
 
 
-async def test_a_stream_that_waits_for_a_node_gets_comments(running: Any, decode: FakeNode) -> None:
+async def test_a_stream_that_waits_for_a_node_gets_comments(
+    running: pools.Running, decode: FakeNode
+) -> None:
     async with running(decode, keepalive_s=KEEPALIVE_S) as client:
         await decode.say_load("draining")
         await client.ready(0)
@@ -63,7 +67,7 @@ async def test_a_stream_that_waits_for_a_node_gets_comments(running: Any, decode
             assert (await response.text()).endswith("data: [DONE]\n\n")
 
 
-async def test_a_stream_that_pauses_gets_comments(running: Any, decode: FakeNode) -> None:
+async def test_a_stream_that_pauses_gets_comments(running: pools.Running, decode: FakeNode) -> None:
     decode.script.run = "half"
     async with running(decode, keepalive_s=KEEPALIVE_S) as client, stream(client) as response:
         received = b""
@@ -73,7 +77,9 @@ async def test_a_stream_that_pauses_gets_comments(running: Any, decode: FakeNode
         assert await response.content.readline() == COMMENT
 
 
-async def test_a_failure_after_a_comment_is_an_error_event(running: Any, decode: FakeNode) -> None:
+async def test_a_failure_after_a_comment_is_an_error_event(
+    running: pools.Running, decode: FakeNode
+) -> None:
     decode.script.run = "silent"
     async with running(decode, keepalive_s=KEEPALIVE_S) as client, stream(client) as response:
         assert await response.content.readline() == COMMENT
@@ -89,7 +95,7 @@ async def test_a_failure_after_a_comment_is_an_error_event(running: Any, decode:
 
 
 async def test_an_answer_without_streaming_sends_nothing_while_it_waits(
-    running: Any, decode: FakeNode
+    running: pools.Running, decode: FakeNode
 ) -> None:
     decode.script.run = "silent"
     async with running(decode, keepalive_s=KEEPALIVE_S) as client:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-from typing import Any
 
 import pytest
 from hypothesis import given
@@ -13,6 +12,7 @@ from baton_protocol.hashing import chunk_hashes, extend_hashes, root_hash
 from baton_protocol.link import RunJob
 from baton_protocol.store import LATENCY_BOUNDS_S
 from baton_router.metrics.router_metrics import Demand
+from tests.router import pools
 from tests.support.nodes.fake_node import LAYOUT, FakeNode
 from tests.support.waiting import until, until_is
 
@@ -22,7 +22,7 @@ PROMPT = "x" * 64
 
 
 async def test_each_prompt_of_a_call_counts_as_a_request_and_all_choices_tokens_as_output(
-    running: Any, decode: FakeNode
+    running: pools.Running, decode: FakeNode
 ) -> None:
     async with running(decode) as client:
         before = client.router.report()
@@ -37,7 +37,7 @@ async def test_each_prompt_of_a_call_counts_as_a_request_and_all_choices_tokens_
 
 
 async def test_prompt_tokens_that_the_node_has_cached_do_not_count_as_uncached(
-    running: Any, decode: FakeNode
+    running: pools.Running, decode: FakeNode
 ) -> None:
     root = root_hash(decode.report.fingerprint)
     blocks = extend_hashes(root, list(PROMPT.encode()), LAYOUT.block_size)
@@ -51,7 +51,7 @@ async def test_prompt_tokens_that_the_node_has_cached_do_not_count_as_uncached(
 
 
 async def test_a_request_that_is_placed_again_counts_once(
-    running: Any, decode: FakeNode, other: FakeNode
+    running: pools.Running, decode: FakeNode, other: FakeNode
 ) -> None:
     for node in (decode, other):
         node.script.run = "half"
@@ -68,7 +68,9 @@ async def test_a_request_that_is_placed_again_counts_once(
     assert report.output_tokens_total == len("Hello, world!")
 
 
-async def test_a_refused_request_does_not_count_as_demand(running: Any, decode: FakeNode) -> None:
+async def test_a_refused_request_does_not_count_as_demand(
+    running: pools.Running, decode: FakeNode
+) -> None:
     async with running(decode) as client:
         status, _, _ = await client.post("/v1/completions", {"prompt": "x" * 300})
         report = client.router.report()
@@ -77,7 +79,7 @@ async def test_a_refused_request_does_not_count_as_demand(running: Any, decode: 
 
 
 async def test_latencies_in_the_report_agree_with_the_metrics_page(
-    running: Any, decode: FakeNode
+    running: pools.Running, decode: FakeNode
 ) -> None:
     async with running(decode) as client:
         for _ in range(2):
@@ -102,7 +104,7 @@ def test_a_latency_counts_in_the_first_bucket_that_contains_it(seconds: float) -
 
 
 async def test_a_request_is_live_while_it_runs_and_held_while_no_node_can_take_it(
-    running: Any, decode: FakeNode
+    running: pools.Running, decode: FakeNode
 ) -> None:
     decode.script.run = "half"
     async with running(decode, link_patience_s=0.0) as client:
@@ -122,7 +124,7 @@ async def test_a_request_is_live_while_it_runs_and_held_while_no_node_can_take_i
 
 
 async def test_a_new_request_is_held_while_no_node_of_its_role_is_ready(
-    running: Any, prefill: FakeNode
+    running: pools.Running, prefill: FakeNode
 ) -> None:
     async with running(prefill, missing_role="queue") as client:
         answer = asyncio.create_task(client.post("/v1/completions", {"prompt": PROMPT}))

@@ -11,6 +11,7 @@ from baton_protocol.ids import BlockHash, Epoch, NodeId
 from baton_protocol.link import CacheEvents, Resync
 from baton_router.nodes.kv_events import LISTINGS, KVEventListener
 from baton_router.nodes.pool_view import PoolView
+from tests.router import pools
 from tests.support.clock import Clock
 from tests.support.nodes.fake_node import FakeNode, make_report
 from tests.support.waiting import until
@@ -93,7 +94,9 @@ def test_listings_are_requested_in_groups_and_not_from_forgotten_nodes() -> None
 
 
 @pytest.mark.integration
-async def test_a_gap_on_a_link_is_repaired_by_a_listing(running: Any, decode: FakeNode) -> None:
+async def test_a_gap_on_a_link_is_repaired_by_a_listing(
+    running: pools.Running, decode: FakeNode
+) -> None:
     decode.chunks = NAMES[:3]
     async with running(decode) as client:
         view = client.router.view

@@ -12,6 +12,7 @@ import pytest
 from baton_router.nodes.link import NOT_OUR_TOKEN
 from baton_router.server.router import Router
 from baton_router.settings import RouterSettings
+from tests.router import pools
 from tests.support.nodes.fake_node import FakeNode
 from tests.support.waiting import until, until_is
 
@@ -21,7 +22,7 @@ TOKEN = "t0ken-of-the-pool"
 
 
 async def test_nodes_that_require_the_token_get_it_for_links_and_artifacts(
-    running: Any, prefill: FakeNode, decode: FakeNode
+    running: pools.Running, prefill: FakeNode, decode: FakeNode
 ) -> None:
     prefill.token = decode.token = TOKEN
     async with running(prefill, decode, link_token=TOKEN) as client:
@@ -33,7 +34,11 @@ async def test_nodes_that_require_the_token_get_it_for_links_and_artifacts(
 
 @pytest.mark.parametrize("token", ["", "another"])
 async def test_a_node_that_refuses_the_token_is_logged_once_shown_and_retried_with_pauses(
-    token: str, running: Any, decode: FakeNode, other: FakeNode, caplog: pytest.LogCaptureFixture
+    token: str,
+    running: pools.Running,
+    decode: FakeNode,
+    other: FakeNode,
+    caplog: pytest.LogCaptureFixture,
 ) -> None:
     caplog.set_level(logging.INFO, logger="baton_router")
     other.token = TOKEN
@@ -55,7 +60,7 @@ async def test_a_node_that_refuses_the_token_is_logged_once_shown_and_retried_wi
 
 
 async def test_a_node_that_accepts_the_token_later_is_used(
-    running: Any, decode: FakeNode, other: FakeNode
+    running: pools.Running, decode: FakeNode, other: FakeNode
 ) -> None:
     other.token = "another"
     async with running(decode, link_token=TOKEN) as client:
@@ -67,7 +72,7 @@ async def test_a_node_that_accepts_the_token_later_is_used(
 
 
 async def test_an_unreachable_address_is_shown_with_the_reason(
-    running: Any, decode: FakeNode
+    running: pools.Running, decode: FakeNode
 ) -> None:
     async with running(decode) as client:
         client.dial("http://127.0.0.1:1")
@@ -78,7 +83,7 @@ async def test_an_unreachable_address_is_shown_with_the_reason(
 
 
 async def test_each_router_identifies_its_links_by_its_own_secret(
-    running: Any, decode: FakeNode
+    running: pools.Running, decode: FakeNode
 ) -> None:
     async with running(decode) as client:
         await decode.drop_links()
@@ -104,7 +109,7 @@ async def test_each_router_identifies_its_links_by_its_own_secret(
     ],
 )
 async def test_a_router_on_all_interfaces_without_api_keys_warns_once(
-    running: Any,
+    running: pools.Running,
     decode: FakeNode,
     caplog: pytest.LogCaptureFixture,
     tmp_path: Path,

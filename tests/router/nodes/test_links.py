@@ -26,8 +26,8 @@ from baton_router.nodes.prefix_index import FAILURES, RETRY_S, Markers
 from baton_router.server.router import Router
 from baton_router.settings import RouterSettings, Tunables
 from baton_text.artifacts import byte_artifacts
+from tests.router import pools
 from tests.support.nodes.fake_node import VOCAB, FakeNode, make_report
-from tests.support.pools.failing_pool import REPLY, completing, join, text
 from tests.support.waiting import until, until_is
 
 pytestmark = pytest.mark.integration
@@ -40,7 +40,7 @@ CHUNKS = [BlockHash(bytes([n]) * 16) for n in range(3)]
 
 
 async def test_after_a_reconnect_the_node_lists_its_chunks_again(
-    running: Any, decode: FakeNode
+    running: pools.Running, decode: FakeNode
 ) -> None:
     decode.chunks = tuple(CHUNKS)
     async with running(decode) as client:
@@ -51,11 +51,15 @@ async def test_after_a_reconnect_the_node_lists_its_chunks_again(
         await until_is(lambda: client.chunks("decode-0"), 1)
         await client.ready(1)
         view = client.router.view
-        group = view.groups(CHUNKS, view.kind())["decode"]
+        kind = view.kind()
+        assert kind is not None
+        group = view.groups(CHUNKS, kind)["decode"]
         assert list(group.cached_chunks) == [1]
 
 
-async def test_a_new_epoch_drops_the_old_epoch_s_chunks(running: Any, decode: FakeNode) -> None:
+async def test_a_new_epoch_drops_the_old_epoch_s_chunks(
+    running: pools.Running, decode: FakeNode
+) -> None:
     decode.chunks = tuple(CHUNKS)
     async with running(decode) as client:
         view = client.router.view
@@ -67,7 +71,7 @@ async def test_a_new_epoch_drops_the_old_epoch_s_chunks(running: Any, decode: Fa
 
 
 async def test_a_new_engine_with_the_same_name_replaces_the_old_one(
-    running: Any, decode: FakeNode
+    running: pools.Running, decode: FakeNode
 ) -> None:
     decode.script.run = "silent"
     successor = FakeNode("decode-0", "decode", epoch="epoch-2")
@@ -83,7 +87,7 @@ async def test_a_new_engine_with_the_same_name_replaces_the_old_one(
 
 
 async def test_aborts_for_a_dead_engine_are_not_sent_to_its_successor(
-    running: Any, decode: FakeNode
+    running: pools.Running, decode: FakeNode
 ) -> None:
     decode.script.run = "silent"
     async with running(decode) as client:
@@ -96,7 +100,7 @@ async def test_aborts_for_a_dead_engine_are_not_sent_to_its_successor(
 
 
 async def test_a_node_that_sends_frames_keeps_its_link_without_answering_pings(
-    running: Any, decode: FakeNode
+    running: pools.Running, decode: FakeNode
 ) -> None:
     decode.pongs = False
     async with running(decode, tunables={"ping_s": 0.05}):
@@ -135,7 +139,9 @@ async def test_pings_missed_because_the_router_was_blocked_do_not_count() -> Non
     assert not await silent_after(itertools.count(0.0, 5.0), 10 * MISSED_PINGS)
 
 
-async def test_a_peer_that_sends_no_hello_is_not_a_node(running: Any, decode: FakeNode) -> None:
+async def test_a_peer_that_sends_no_hello_is_not_a_node(
+    running: pools.Running, decode: FakeNode
+) -> None:
     async def wrong(request: web.Request) -> web.WebSocketResponse:
         socket = web.WebSocketResponse()
         await socket.prepare(request)
@@ -158,7 +164,9 @@ async def test_a_peer_that_sends_no_hello_is_not_a_node(running: Any, decode: Fa
     await runner.cleanup()
 
 
-async def test_one_node_at_two_addresses_is_listed_once(running: Any, decode: FakeNode) -> None:
+async def test_one_node_at_two_addresses_is_listed_once(
+    running: pools.Running, decode: FakeNode
+) -> None:
     async with running(decode) as client:
         second_address = decode.address.replace("127.0.0.1", "localhost")
         client.dial(second_address)
@@ -170,7 +178,7 @@ async def test_one_node_at_two_addresses_is_listed_once(running: Any, decode: Fa
 
 
 async def test_a_node_is_not_ready_before_its_tokenizer_is_fetched(
-    running: Any, decode: FakeNode
+    running: pools.Running, decode: FakeNode
 ) -> None:
     artifacts, decode.artifacts = decode.artifacts, {}
     settings = RouterSettings(port=0, nodes=(decode.address,))
@@ -204,16 +212,16 @@ async def test_artifacts_are_fetched_once_for_nodes_that_share_them(decode: Fake
 
 
 async def test_the_model_of_a_live_node_is_kept_however_many_models_are_fetched_later(
-    running: Any, decode: FakeNode
+    running: pools.Running, decode: FakeNode
 ) -> None:
     async with running(decode) as client, AsyncExitStack() as stack:
         for number in range(KEPT_UNUSED + 2):
             canary = FakeNode(f"canary-{number}", "decode", fingerprint=Fingerprint("c" * 32))
             canary.serve_artifacts(byte_artifacts(VOCAB + 1 + number))
             await stack.enter_async_context(canary)
-            await join(client, canary)
+            await pools.join(client, canary)
         assert (await client.get("/ready"))[0] == 200
-        assert text(await completing(client)) == REPLY
+        assert pools.text_of(await pools.completing(client)) == pools.REPLY
         await stack.aclose()
         assert (await client.get("/ready"))[0] == 200
 
@@ -406,7 +414,9 @@ async def test_a_late_answer_counts_as_no_markers_and_not_as_a_failure() -> None
 # --- start ----------------------------------------------------------------------------------------
 
 
-async def test_a_port_in_use_is_a_start_error_that_names_it(running: Any, decode: FakeNode) -> None:
+async def test_a_port_in_use_is_a_start_error_that_names_it(
+    running: pools.Running, decode: FakeNode
+) -> None:
     async with running(decode) as client:
         settings = RouterSettings(port=client.router.port, nodes=(decode.address,))
         with pytest.raises(StartError, match=f"127.0.0.1:{client.router.port}"):

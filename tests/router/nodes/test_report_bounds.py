@@ -34,18 +34,11 @@ from baton_router.http.pool_status import pool_json
 from baton_router.metrics.router_metrics import Demand, RouterMetrics
 from baton_router.nodes.model_artifacts import FetchError
 from baton_router.nodes.pool_view import PoolView
-from baton_router.placement.policy import Placement, Policy, RequestFacts, place
+from baton_router.placement.costs import RequestFacts
+from baton_router.placement.placement import Placement
+from baton_router.placement.policy import PlacementPolicy, place
+from tests.router import pools
 from tests.support.nodes.fake_node import LAYOUT, SPEEDS, FakeNode, make_report
-from tests.support.pools.failing_pool import (
-    REPLY,
-    completing,
-    figure,
-    join,
-    only,
-    ready,
-    streamed,
-    text,
-)
 from tests.support.waiting import until, until_is
 
 pytestmark = pytest.mark.integration
@@ -57,8 +50,8 @@ def refused(reason: str) -> str:
     return f'baton_router_node_reports_refused_total{{reason="{reason}"}}'
 
 
-async def until_refused(client: Any, reason: str, count: int) -> None:
-    await until_is(lambda: figure(client, refused(reason)), count)
+async def until_refused(client: pools.Client, reason: str, count: int) -> None:
+    await until_is(lambda: client.figure(refused(reason)), count)
 
 
 # --- values out of range --------------------------------------------------------------------------
@@ -79,7 +72,7 @@ OUT_OF_RANGE: list[dict[str, Any]] = [
 
 @pytest.mark.parametrize("changes", OUT_OF_RANGE)
 async def test_a_load_out_of_range_is_dropped_and_counted_and_the_last_one_is_kept(
-    running: Any,
+    running: pools.Running,
     decode: FakeNode,
     other: FakeNode,
     caplog: pytest.LogCaptureFixture,
@@ -93,7 +86,7 @@ async def test_a_load_out_of_range_is_dropped_and_counted_and_the_last_one_is_ke
             await decode.say(load)
         await until_refused(client, "unreadable", 3)
         for _ in range(3):
-            assert text(await completing(client)) == REPLY
+            assert pools.text_of(await pools.completing(client)) == pools.REPLY
         node, _ = (await client.get("/pool"))[1]["nodes"]
         assert (node["speeds"], node["load"]["engine_steps_total"]) == (
             msgspec.structs.asdict(SPEEDS),
@@ -123,7 +116,7 @@ async def test_a_load_out_of_range_is_dropped_and_counted_and_the_last_one_is_ke
     ],
 )
 async def test_a_node_with_an_invalid_hello_is_not_used_and_is_shown_with_the_reason(
-    running: Any, decode: FakeNode, other: FakeNode, changes: dict[str, Any]
+    running: pools.Running, decode: FakeNode, other: FakeNode, changes: dict[str, Any]
 ) -> None:
     other.report = msgspec.structs.replace(other.report, **changes)
     async with running(decode) as client:
@@ -132,8 +125,8 @@ async def test_a_node_with_an_invalid_hello_is_not_used_and_is_shown_with_the_re
         pool = (await client.get("/pool"))[1]
         assert [node["id"] for node in pool["nodes"]] == ["decode-0"]
         assert "is not a readable hello" in pool["unreachable"][0]["reason"]
-        assert await figure(client, refused("unreadable")) >= 1
-        assert text(await completing(client)) == REPLY
+        assert await client.figure(refused("unreadable")) >= 1
+        assert pools.text_of(await pools.completing(client)) == pools.REPLY
 
 
 @pytest.mark.parametrize(
@@ -147,98 +140,103 @@ async def test_a_node_with_an_invalid_hello_is_not_used_and_is_shown_with_the_re
     ],
 )
 async def test_statistics_out_of_range_do_not_affect_the_request(
-    running: Any, decode: FakeNode, prefill: FakeNode, stats: RequestStats
+    running: pools.Running, decode: FakeNode, prefill: FakeNode, stats: RequestStats
 ) -> None:
     decode.script.stats = prefill.script.stats = stats
     async with running(decode, prefill, handoff="always") as client:
-        assert text(await completing(client)) == REPLY
-        assert await streamed(client) == REPLY
+        assert pools.text_of(await pools.completing(client)) == pools.REPLY
+        assert await pools.streamed(client) == pools.REPLY
         assert "NaN" not in (page := await client.text("/metrics"))
         assert "-1.0" not in page
-        assert await figure(client, refused("unreadable")) >= 2
-        assert all(ready(client, node) for node in (decode, prefill))
+        assert await client.figure(refused("unreadable")) >= 2
+        assert all(pools.is_ready(client, node) for node in (decode, prefill))
 
 
 @pytest.mark.parametrize(
     "changes", [{"status": 7}, {"status": 99999}, {"retry_after": NAN}, {"retry_after": -INF}]
 )
 async def test_an_invalid_error_moves_the_request_to_another_node(
-    running: Any, decode: FakeNode, other: FakeNode, changes: dict[str, Any]
+    running: pools.Running, decode: FakeNode, other: FakeNode, changes: dict[str, Any]
 ) -> None:
     decode.script.run = "silent"
     async with running(decode) as client:
-        answer = completing(client)
+        answer = pools.completing(client)
         await until(lambda: decode.got_of(RunJob))
-        await join(client, other)
-        request = only(decode).request
+        await pools.join(client, other)
+        request = pools.only_job(decode).request
         error = ErrorRecord("no", "engine_error", **changes)
         await decode.say(JobFailed(request.id, request.attempt, error))
-        assert text(await answer) == REPLY
+        assert pools.text_of(await answer) == pools.REPLY
         assert other.got_of(RunJob)
 
 
 async def test_a_node_that_sends_unreadable_tokens_is_lost_at_once(
-    half_answered: Any, decode: FakeNode, other: FakeNode
+    half_answered: pools.RunningRequest, decode: FakeNode, other: FakeNode
 ) -> None:
     async with half_answered(decode, link_patience_s=600.0) as (client, answer):
-        await join(client, other)
-        request = only(decode).request
+        await pools.join(client, other)
+        request = pools.only_job(decode).request
         decode.script.run = "silent"
         await decode.say(Deltas((Delta(request.id, request.attempt, 0, 6, ids=(-1,)),)))
-        assert text(await answer) == REPLY
-        assert only(other, attempt=2)
+        assert pools.text_of(await answer) == pools.REPLY
+        assert pools.only_job(other, attempt=2)
 
 
 async def test_bytes_that_are_not_a_frame_end_the_link_without_failing_requests(
-    running: Any, decode: FakeNode, other: FakeNode
+    running: pools.Running, decode: FakeNode, other: FakeNode
 ) -> None:
     async with running(decode, other) as client:
         await decode.say_raw(b"\xc1 this is no frame")
         await until(lambda: decode.links == 2)
         await client.ready(2)
-        assert await figure(client, refused("unreadable")) == 1
-        assert text(await completing(client)) == REPLY
+        assert await client.figure(refused("unreadable")) == 1
+        assert pools.text_of(await pools.completing(client)) == pools.REPLY
 
 
-async def test_a_frame_of_an_unknown_type_is_ignored(running: Any, decode: FakeNode) -> None:
+async def test_a_frame_of_an_unknown_type_is_ignored(
+    running: pools.Running, decode: FakeNode
+) -> None:
     async with running(decode) as client:
         await decode.say_raw(msgspec.msgpack.encode((PROTOCOL_VERSION + 1, {"type": "later"})))
         await until_refused(client, "unreadable", 1)
-        assert text(await completing(client)) == REPLY
+        assert pools.text_of(await pools.completing(client)) == pools.REPLY
         assert decode.links == 1
 
 
 @pytest.mark.parametrize("stored", [(b"",), (b"x" * 65,), (b"x" * 16, b"")])
 async def test_chunks_with_invalid_hashes_are_not_listed(
-    running: Any, decode: FakeNode, stored: tuple[bytes, ...]
+    running: pools.Running, decode: FakeNode, stored: tuple[bytes, ...]
 ) -> None:
     async with running(decode) as client:
         names = tuple(map(BlockHash, stored))
         await decode.say(CacheEvents(decode.report.epoch, stored=names, seq=1))
         await until_refused(client, "unreadable", 1)
         assert await client.chunks("decode-0") == 0
-        assert text(await completing(client)) == REPLY
+        assert pools.text_of(await pools.completing(client)) == pools.REPLY
 
 
 # --- sizes ----------------------------------------------------------------------------------------
 
 
 async def test_a_frame_that_is_too_large_closes_the_link_and_moves_the_requests(
-    half_answered: Any, decode: FakeNode, other: FakeNode, caplog: pytest.LogCaptureFixture
+    half_answered: pools.RunningRequest,
+    decode: FakeNode,
+    other: FakeNode,
+    caplog: pytest.LogCaptureFixture,
 ) -> None:
     async with half_answered(decode, link_patience_s=600.0) as (client, answer):
-        await join(client, other)
+        await pools.join(client, other)
         decode.script.run = "silent"
         await decode.say_raw(b"x" * MAX_FRAME_BYTES)
-        assert text(await answer) == REPLY
-        assert only(other, attempt=2)
+        assert pools.text_of(await answer) == pools.REPLY
+        assert pools.only_job(other, attempt=2)
         await until_refused(client, "too_large", 1)
         assert str(MAX_FRAME_BYTES) in caplog.text
         assert "decode-0" in caplog.text
 
 
 async def test_a_node_with_files_that_are_too_large_is_not_used_and_is_logged(
-    running: Any,
+    running: pools.Running,
     decode: FakeNode,
     other: FakeNode,
     caplog: pytest.LogCaptureFixture,
@@ -250,12 +248,12 @@ async def test_a_node_with_files_that_are_too_large_is_not_used_and_is_logged(
         await until_refused(client, "artifact", 1)
         assert "exceed 1048576 bytes" in caplog.text
         assert "b.jinja" in caplog.text
-        assert not ready(client, other)
-        assert text(await completing(client)) == REPLY
+        assert not pools.is_ready(client, other)
+        assert pools.text_of(await pools.completing(client)) == pools.REPLY
 
 
 async def test_artifact_downloads_follow_no_redirects_and_accept_no_compression(
-    running: Any, decode: FakeNode, monkeypatch: pytest.MonkeyPatch
+    running: pools.Running, decode: FakeNode, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A redirect would leak the link token, and a compressed file may expand to any size."""
     headers: list[dict[str, str]] = []
@@ -348,11 +346,11 @@ def check_served(sent: list[dict[str, Any]]) -> None:
             )
             groups = view.groups([BlockHash(bytes([n]) * 16) for n in range(3)], kind)
             for handoff in ("auto", "always", "never"):
-                policy = Policy(handoff=handoff)
+                policy = PlacementPolicy(handoff=handoff)
                 placed = place(facts, groups["prefill"], groups["decode"], policy, random.Random(0))
                 assert isinstance(placed, Placement)
                 assert math.isfinite(placed.predicted_ms)
-                assert placed.line()
+                assert placed.header_line()
     page = pool_json(
         view, name="p", router="r", model=None, store={}, unreachable={}, conflicts=[], running=0
     )

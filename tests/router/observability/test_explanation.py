@@ -14,9 +14,10 @@ import pytest
 from baton_protocol.errors import NotFound
 from baton_protocol.link import JobFailed, RequestStats, RunJob
 from baton_router.auth import Tenant
-from baton_router.observability.request_log import ExplanationHistory, RequestLog, encoded
+from baton_router.observability.explanation import ExplanationHistory, encode_explanation
+from baton_router.requests.context import RequestContext
+from tests.router import pools
 from tests.support.nodes.fake_node import FakeNode
-from tests.support.pools.failing_pool import REPLY, completing, figure, join, text
 from tests.support.waiting import until, until_is
 
 pytestmark = pytest.mark.integration
@@ -27,25 +28,20 @@ STATS = RequestStats(
 )
 
 
-async def complete(client: Any, **more: Any) -> tuple[int, Any, str]:
+async def complete(client: pools.Client, **more: Any) -> tuple[int, Any, str]:
+    """Send one call: its status, its body and its id."""
     body = {"prompt": "Say hello", "max_tokens": 50} | more
     status, answer, headers = await client.post("/v1/completions", body)
     return status, answer, headers["x-baton-request-id"]
 
 
-async def explained(client: Any, request_id: str) -> Any:
-    status, explanation, _ = await client.get(f"/requests/{request_id}")
-    assert status == 200, explanation
-    return explanation
-
-
 async def test_the_explanation_of_a_whole_request_is_complete(
-    running: Any, decode: FakeNode
+    running: pools.Running, decode: FakeNode
 ) -> None:
     decode.script.stats = STATS
     async with running(decode) as client:
         _, body, request_id = await complete(client)
-        explanation = await explained(client, request_id)
+        explanation = await pools.explanation_of(client, request_id)
     assert (explanation["id"], explanation["endpoint"], explanation["model"]) == (
         request_id,
         "completions",
@@ -57,7 +53,9 @@ async def test_the_explanation_of_a_whole_request_is_complete(
         None,
     )
     assert explanation["prompt_tokens"] == body["usage"]["prompt_tokens"]
-    assert explanation["completion_tokens"] == body["usage"]["completion_tokens"] == len(REPLY)
+    assert (
+        explanation["completion_tokens"] == body["usage"]["completion_tokens"] == len(pools.REPLY)
+    )
     assert (
         0 <= explanation["prepared_ms"] <= explanation["first_token_ms"] <= explanation["total_ms"]
     )
@@ -85,15 +83,15 @@ async def test_the_explanation_of_a_whole_request_is_complete(
 
 
 async def test_the_explanation_of_a_split_request_has_both_nodes(
-    running: Any, decode: FakeNode, prefill: FakeNode
+    running: pools.Running, decode: FakeNode, prefill: FakeNode
 ) -> None:
     prefill.script.stats = RequestStats(
         prompt_tokens=9, fetched_tokens=8, fetch_predicted_ms=1.0, compute_predicted_ms=2.0
     )
     async with running(decode, prefill, handoff="always") as client:
         _, _, request_id = await complete(client)
-        explanation = await explained(client, request_id)
-        assert await figure(client, 'baton_router_prediction_error_seconds_count{way="split"}') == 1
+        explanation = await pools.explanation_of(client, request_id)
+        assert await client.figure('baton_router_prediction_error_seconds_count{way="split"}') == 1
     (attempt,) = explanation["requests"][0]["attempts"]
     assert (attempt["prefill"], attempt["decode"]) == ("prefill-0", "decode-0")
     assert [figures["node"] for figures in attempt["measured"]] == ["prefill-0", "decode-0"]
@@ -101,21 +99,23 @@ async def test_the_explanation_of_a_split_request_has_both_nodes(
     assert attempt["first_token_ms"] < attempt["decoding_ms"]
 
 
-async def test_prediction_errors_are_counted_per_way(running: Any, decode: FakeNode) -> None:
+async def test_prediction_errors_are_counted_per_way(
+    running: pools.Running, decode: FakeNode
+) -> None:
     async with running(decode) as client:
         await complete(client, prompt=["one prompt", "another"])
         name = "baton_router_prediction_error_seconds"
-        assert await figure(client, f'{name}_count{{way="whole"}}') == 2
-        assert await figure(client, f'{name}_sum{{way="whole"}}') > 0
+        assert await client.figure(f'{name}_count{{way="whole"}}') == 2
+        assert await client.figure(f'{name}_sum{{way="whole"}}') > 0
 
 
 async def test_a_failed_prefill_job_is_explained_and_counts_no_prediction_error(
-    running: Any, decode: FakeNode, prefill: FakeNode
+    running: pools.Running, decode: FakeNode, prefill: FakeNode
 ) -> None:
     prefill.script.prefill = "fail"
     async with running(decode, prefill, handoff="always") as client:
         _, _, request_id = await complete(client)
-        explanation = await explained(client, request_id)
+        explanation = await pools.explanation_of(client, request_id)
         page = await (await client.session.get(client.url + "/metrics")).text()
     (attempt,) = explanation["requests"][0]["attempts"]
     assert attempt["prefill_given_up_at_ms"] >= attempt["at_ms"]
@@ -124,15 +124,15 @@ async def test_a_failed_prefill_job_is_explained_and_counts_no_prediction_error(
 
 
 async def test_the_explanation_has_the_lost_node_and_the_wait_for_another(
-    half_answered: Any, decode: FakeNode, other: FakeNode
+    half_answered: pools.RunningRequest, decode: FakeNode, other: FakeNode
 ) -> None:
     async with half_answered(decode) as (client, answer):
         await decode.stop()
         await client.ready(0)
-        await join(client, other)
+        await pools.join(client, other)
         status, body, headers = await answer
-        assert (status, body["choices"][0]["text"]) == (200, REPLY)
-        explanation = await explained(client, headers["x-baton-request-id"])
+        assert (status, body["choices"][0]["text"]) == (200, pools.REPLY)
+        explanation = await pools.explanation_of(client, headers["x-baton-request-id"])
     (request,) = explanation["requests"]
     first, second = request["attempts"]
     assert (first["ended"]["why"], first["ended"]["node"]) == ("link", "decode-0")
@@ -142,19 +142,19 @@ async def test_the_explanation_has_the_lost_node_and_the_wait_for_another(
 
 
 async def test_a_running_request_has_an_explanation_up_to_now(
-    half_answered: Any, decode: FakeNode
+    half_answered: pools.RunningRequest, decode: FakeNode
 ) -> None:
     async with half_answered(decode) as (client, answer):
-        (running,) = client.router.dispatcher.in_flight.values()
-        explanation = await explained(client, running.id)
+        (request,) = client.router.dispatcher.in_flight.values()
+        explanation = await pools.explanation_of(client, request.id)
         assert (explanation["state"], explanation["status"]) == ("running", None)
         assert explanation["completion_tokens"] == len("Hello,")
         assert explanation["requests"][0]["state"] == "running"
         assert explanation["requests"][0]["attempts"][0]["ended"] is None
-        failed = JobFailed(running.id, 1, decode.script.failure)
+        failed = JobFailed(request.id, 1, decode.script.failure)
         await decode.say(failed)
         await answer
-        explanation = await explained(client, running.id)
+        explanation = await pools.explanation_of(client, request.id)
     assert (explanation["state"], explanation["status"], explanation["error"]) == (
         "ended",
         500,
@@ -164,43 +164,43 @@ async def test_a_running_request_has_an_explanation_up_to_now(
 
 
 async def test_a_waiting_request_s_explanation_has_the_reason(
-    running: Any, decode: FakeNode
+    running: pools.Running, decode: FakeNode
 ) -> None:
     async with running(decode) as client:
         await decode.stop()
         await client.ready(0)
-        answer = completing(client)
+        answer = pools.completing(client)
         await until(
             lambda: [f for f in client.router.dispatcher.in_flight.values() if f.record.waits_for]
         )
-        (running,) = client.router.dispatcher.in_flight.values()
-        (request,) = (await explained(client, running.id))["requests"]
-        assert (request["state"], request["attempts"]) == ("waiting", [])
-        assert request["waits"][0]["why"] == "no node is ready (nodes: 1 lost)"
+        (request,) = client.router.dispatcher.in_flight.values()
+        (explained,) = (await pools.explanation_of(client, request.id))["requests"]
+        assert (explained["state"], explained["attempts"]) == ("waiting", [])
+        assert explained["waits"][0]["why"] == "no node is ready (nodes: 1 lost)"
         await decode.restart("epoch-2")
-        assert text(await answer) == REPLY
+        assert pools.text_of(await answer) == pools.REPLY
 
 
 async def test_prompts_of_one_call_are_explained_together_or_one_by_one(
-    running: Any, decode: FakeNode
+    running: pools.Running, decode: FakeNode
 ) -> None:
     async with running(decode) as client:
         _, body, request_id = await complete(client, prompt=["ab", "cde"])
         for name in (request_id, body["id"]):
-            explanation = await explained(client, name)
+            explanation = await pools.explanation_of(client, name)
             assert [request["id"][-2:] for request in explanation["requests"]] == ["-0", "-1"]
-        (second,) = (await explained(client, f"{request_id}-1"))["requests"]
+        (second,) = (await pools.explanation_of(client, f"{request_id}-1"))["requests"]
         assert (second["id"], second["prompt_tokens"]) == (f"{request_id}-1", 3)
         status, _, _ = await client.get(f"/requests/{request_id}-2")
         assert status == 404
 
 
 async def test_a_refused_call_s_explanation_has_the_error_code(
-    running: Any, decode: FakeNode
+    running: pools.Running, decode: FakeNode
 ) -> None:
     async with running(decode) as client:
         _, _, request_id = await complete(client, top_p=7)
-        explanation = await explained(client, request_id)
+        explanation = await pools.explanation_of(client, request_id)
     assert (explanation["status"], explanation["error"], explanation["requests"]) == (
         400,
         "invalid_value",
@@ -209,7 +209,7 @@ async def test_a_refused_call_s_explanation_has_the_error_code(
 
 
 async def test_an_unknown_id_is_a_404_that_states_how_many_requests_are_kept(
-    running: Any, decode: FakeNode
+    running: pools.Running, decode: FakeNode
 ) -> None:
     async with running(decode, explain_requests=3) as client:
         status, body, _ = await client.get("/requests/" + "x" * 500)
@@ -219,20 +219,20 @@ async def test_an_unknown_id_is_a_404_that_states_how_many_requests_are_kept(
 
 
 async def test_explanations_contain_nothing_from_the_client(
-    running: Any, decode: FakeNode, prefill: FakeNode
+    running: pools.Running, decode: FakeNode, prefill: FakeNode
 ) -> None:
     async with running(decode, prefill, handoff="always") as client:
         fields = {"prompt": SECRET, "stop": ["another secret"], "user": SECRET}
         _, _, good = await complete(client, **fields)
         _, _, bad = await complete(client, prompt=SECRET, model=SECRET)
-        pages = [await explained(client, good), await explained(client, bad)]
+        pages = [await pools.explanation_of(client, good), await pools.explanation_of(client, bad)]
     assert "secret" not in str(pages)
     assert SECRET not in str(pages)
     assert str(list(SECRET.encode()))[1:-1] not in str(pages)  # the prompt's token ids
 
 
 async def test_a_request_id_starts_with_the_last_characters_of_its_router_s_name(
-    running: Any, decode: FakeNode
+    running: pools.Running, decode: FakeNode
 ) -> None:
     async with running(decode) as client:
         _, pool, _ = await client.get("/pool")
@@ -242,7 +242,7 @@ async def test_a_request_id_starts_with_the_last_characters_of_its_router_s_name
 
 
 async def test_a_tenant_may_read_only_its_own_requests(
-    running: Any, decode: FakeNode, tmp_path: Path
+    running: pools.Running, decode: FakeNode, tmp_path: Path
 ) -> None:
     (tmp_path / "keys").write_text("acme key-of-acme\nglobex key-of-globex\n")
     async with running(decode, api_keys=str(tmp_path / "keys")) as client:
@@ -263,17 +263,17 @@ def make_history(max_requests: int, max_bytes: int = 1 << 20) -> ExplanationHist
     return ExplanationHistory(max_requests, lambda: 2.0, max_bytes)
 
 
-def make_log(name: str, tenant: str | None = "") -> RequestLog:
-    return RequestLog(name, 1.0, "chat", tenant=Tenant(tenant) if tenant is not None else None)
+def make_context(name: str, tenant: str | None = "") -> RequestContext:
+    return RequestContext(name, 1.0, "chat", tenant=Tenant(tenant) if tenant is not None else None)
 
 
 def test_an_admin_may_read_every_tenant_s_requests() -> None:
     history = make_history(2)
-    history.begin(running := make_log("a", "acme"))
+    history.begin_call(running := make_context("a", "acme"))
     assert history.find("a", Tenant("root", admin=True))["state"] == "running"
     with pytest.raises(NotFound):
         history.find("a", Tenant("globex"))
-    history.end(running, 200)
+    history.end_call(running, 200)
     assert history.find("a", Tenant("root", admin=True))["tenant"] == "acme"
     with pytest.raises(NotFound):
         history.find("a", Tenant("globex"))
@@ -282,7 +282,7 @@ def test_an_admin_may_read_every_tenant_s_requests() -> None:
 def test_the_oldest_explanation_is_forgotten_first() -> None:
     history = make_history(2)
     for name in "abc":
-        history.end(make_log(name), 200)
+        history.end_call(make_context(name), 200)
     with pytest.raises(NotFound, match="the last 2 that ended"):
         history.find("a", Tenant())
     assert history.find("c", Tenant())["total_ms"] == 1000.0
@@ -290,39 +290,39 @@ def test_the_oldest_explanation_is_forgotten_first() -> None:
 
 def test_the_history_is_bounded_in_bytes() -> None:
     history = make_history(1000)
-    history.end(make_log("a"), 200)
+    history.end_call(make_context("a"), 200)
     size = history.bytes
     history = make_history(1000, max_bytes=3 * size + size // 2)  # the sizes differ by a digit
     for number in range(10):
-        history.end(make_log(str(number)), 200)
+        history.end_call(make_context(str(number)), 200)
     assert len(history) == 3
     assert 2 * size < history.bytes <= 3 * size + size // 2
 
 
 def test_nothing_is_kept_with_limit_0_or_without_a_tenant() -> None:
     history = make_history(0)
-    history.end(make_log("a"), 200)
+    history.end_call(make_context("a"), 200)
     assert len(history) == 0
     history = make_history(2)
-    history.end(make_log("a", None), 401)
+    history.end_call(make_context("a", None), 401)
     assert len(history) == 0
 
 
-async def test_the_explanation_shows_a_disconnect(running: Any, decode: FakeNode) -> None:
+async def test_the_explanation_shows_a_disconnect(running: pools.Running, decode: FakeNode) -> None:
     decode.script.run = "silent"
     async with running(decode) as client:
         body = {"prompt": "x", "stream": True}
         answer = asyncio.create_task(client.session.post(client.url + "/v1/completions", json=body))
         await until(lambda: decode.got_of(RunJob))
-        (running,) = client.router.dispatcher.in_flight.values()
+        (request,) = client.router.dispatcher.in_flight.values()
         answer.cancel()
         await until_is(client.unfinished, 0)
-        explanation = await explained(client, running.id)
+        explanation = await pools.explanation_of(client, request.id)
     assert (explanation["status"], explanation["requests"][0]["state"]) == (499, "left")
 
 
 async def test_a_bug_in_the_explanations_does_not_fail_the_answer(
-    running: Any,
+    running: pools.Running,
     decode: FakeNode,
     monkeypatch: pytest.MonkeyPatch,
     caplog: pytest.LogCaptureFixture,
@@ -331,9 +331,9 @@ async def test_a_bug_in_the_explanations_does_not_fail_the_answer(
         raise TypeError("our bug")
 
     async with running(decode) as client:
-        monkeypatch.setattr(client.router.api.generation.observers.explanations, "end", broken)
+        monkeypatch.setattr(client.router.api.generation.observers.explanations, "end_call", broken)
         status, body, request_id = await complete(client)
-    assert (status, body["choices"][0]["text"]) == (200, REPLY)
+    assert (status, body["choices"][0]["text"]) == (200, pools.REPLY)
     (line,) = [
         record
         for record in caplog.records
@@ -343,5 +343,5 @@ async def test_a_bug_in_the_explanations_does_not_fail_the_answer(
 
 
 def test_numpy_numbers_are_encoded_as_json_numbers() -> None:
-    decoded = json.loads(encoded({"cost": np.float64(1.5), "tokens": np.int64(3)}))
+    decoded = json.loads(encode_explanation({"cost": np.float64(1.5), "tokens": np.int64(3)}))
     assert decoded == {"cost": 1.5, "tokens": 3}

@@ -6,14 +6,12 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from typing import Any
 
-import aiohttp
 import pytest
 
 from baton_protocol.link import PrefillJob, RunJob
 from baton_protocol.traces import Span
-from baton_router.server.router import Router
 from baton_router.settings import RouterSettings
-from tests.router.conftest import Client
+from tests.router import pools
 from tests.support.nodes.fake_node import FakeNode
 from tests.support.waiting import until
 
@@ -25,15 +23,13 @@ BODY = {"prompt": SECRET, "max_tokens": 3, "user": SECRET}
 
 
 @asynccontextmanager
-async def traced(spans: list[Span], *nodes: FakeNode, **settings: Any) -> AsyncIterator[Client]:
+async def traced(
+    spans: list[Span], *nodes: FakeNode, **settings: Any
+) -> AsyncIterator[pools.Client]:
     router_settings = RouterSettings(
         port=0, nodes=tuple(node.address for node in nodes), **settings
     )
-    async with (
-        Router(router_settings, spans=spans.append) as router,
-        aiohttp.ClientSession() as session,
-    ):
-        client = Client(router, session)
+    async with pools.connected(router_settings, spans=spans.append) as client:
         await client.ready(len(nodes))
         yield client
 
@@ -82,7 +78,7 @@ async def test_an_unsampled_traceparent_creates_no_spans(decode: FakeNode) -> No
 
 
 async def test_a_router_without_a_span_sink_sends_no_trace_context(
-    running: Any, decode: FakeNode
+    running: pools.Running, decode: FakeNode
 ) -> None:
     async with running(decode) as client:
         headers = {"traceparent": f"00-{TRACE}-{PARENT}-01"}

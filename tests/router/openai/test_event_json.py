@@ -14,7 +14,7 @@ from baton_protocol.ids import RequestId
 from baton_protocol.link import Delta
 from baton_protocol.sampling import FinishReason
 from baton_router.errors import RequestFailed
-from baton_router.requests.in_flight import Batch, OutputQueue
+from baton_router.requests.output_queue import Batch, OutputQueue
 from tests.support.clients.raw_http import JSON_TYPE, raw_request
 from tests.support.nodes.fake_node import FakeNode
 
@@ -52,25 +52,25 @@ def delta(text: str, finish: FinishReason | None = None, stop: str | None = None
 
 async def test_an_output_queue_is_over_when_all_requests_ended_and_all_deltas_are_taken() -> None:
     output = OutputQueue(2)
-    output.put(0, delta("a"))
-    output.end()
-    await output.next()
+    output.put_delta(0, delta("a"))
+    output.end_request()
+    await output.next_batch()
     assert not output.over  # the second request continues
-    output.put(1, delta("b"))
-    output.end()
+    output.put_delta(1, delta("b"))
+    output.end_request()
     assert not output.over  # its delta was not taken
-    await output.next()
+    await output.next_batch()
     assert output.over
-    assert await output.next() == []
+    assert await output.next_batch() == []
 
 
 async def test_a_failed_output_queue_is_not_over_but_raises() -> None:
     output = OutputQueue(1)
-    output.fail(Unavailable("gone").record())
-    output.end()
+    output.put_error(Unavailable("gone").record())
+    output.end_request()
     assert not output.over
     with pytest.raises(RequestFailed):
-        await output.next()
+        await output.next_batch()
 
 
 class PourTarget:
@@ -88,7 +88,7 @@ class PourTarget:
 
 
 async def read(output: OutputQueue, patience_s: float | None = None) -> list[str]:
-    return [delta.text for _, delta in await output.next(patience_s)]
+    return [delta.text for _, delta in await output.next_batch(patience_s)]
 
 
 async def test_deltas_are_poured_while_the_reader_waits_and_the_end_wakes_it() -> None:
@@ -97,11 +97,11 @@ async def test_deltas_are_poured_while_the_reader_waits_and_the_end_wakes_it() -
     reader = asyncio.create_task(read(output))
     await asyncio.sleep(0)
     for text in "abc":
-        output.put(0, delta(text))
+        output.put_delta(0, delta(text))
         await asyncio.sleep(0)
     assert (pour.got, reader.done()) == (["a", "b", "c"], False)
-    output.put(0, delta("d"))
-    output.end()
+    output.put_delta(0, delta("d"))
+    output.end_request()
     assert await reader == ["d"]  # the last token and the end are one write
     assert output.over
     assert pour.got == ["a", "b", "c"]
@@ -113,9 +113,9 @@ async def test_the_reader_gets_a_batch_that_pour_does_not_take() -> None:
     pour.accepts = False
     reader = asyncio.create_task(read(output))
     await asyncio.sleep(0)
-    output.put(0, delta("a"))
+    output.put_delta(0, delta("a"))
     assert await reader == ["a"]
-    output.put(0, delta("b"))  # the reader does not wait and takes the batch itself
+    output.put_delta(0, delta("b"))  # the reader does not wait and takes the batch itself
     await asyncio.sleep(0)
     pour.accepts = True
     assert await read(output) == ["b"]
@@ -131,7 +131,7 @@ async def test_an_exception_in_pour_is_raised_in_the_reader() -> None:
     output.pour = fail
     reader = asyncio.create_task(read(output))
     await asyncio.sleep(0)
-    output.put(0, delta("a"))
+    output.put_delta(0, delta("a"))
     with pytest.raises(ZeroDivisionError):
         await reader
 
@@ -141,11 +141,11 @@ async def test_the_reader_gets_earlier_deltas_before_an_error() -> None:
     pour = PourTarget(output)
     reader = asyncio.create_task(read(output))
     await asyncio.sleep(0)
-    output.put(0, delta("a"))
-    output.fail(Unavailable("gone").record())
+    output.put_delta(0, delta("a"))
+    output.put_error(Unavailable("gone").record())
     assert await reader == ["a"]
     with pytest.raises(RequestFailed):
-        await output.next()
+        await output.next_batch()
     assert pour.got == []
 
 
@@ -154,15 +154,15 @@ async def test_a_poured_batch_restarts_the_reader_s_timeout() -> None:
     pour = PourTarget(output)
     reader = asyncio.create_task(read(output, 0.2))
     await asyncio.sleep(0.15)
-    output.put(0, delta("a"))
+    output.put_delta(0, delta("a"))
     poured_at = loop.time()
     with pytest.raises(TimeoutError):
         await reader
     assert loop.time() - poured_at >= 0.2
     assert pour.got == ["a"]
-    output.put(0, delta("b"))
+    output.put_delta(0, delta("b"))
     assert await read(output, 0.2) == ["b"]
-    output.close()
+    output.cancel_timers()
 
 
 @pytest.mark.integration

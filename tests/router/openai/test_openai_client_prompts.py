@@ -10,8 +10,8 @@ import openai
 import pytest
 
 from baton_protocol.link import RunJob
+from tests.router.pools import REPLY, completing, half_sent, join
 from tests.support.nodes.fake_node import FakeNode
-from tests.support.pools.failing_pool import REPLY, completing, half_sent, join
 
 pytestmark = pytest.mark.integration
 

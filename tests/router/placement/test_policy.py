@@ -14,19 +14,15 @@ from hypothesis import strategies as st
 
 from baton_protocol.ids import NodeId
 from baton_protocol.store import Role, Speeds
-from baton_router.placement.policy import (
+from baton_router.placement.costs import (
     FALLBACK,
-    PAIRED,
-    TIE_MS,
-    TIE_SHARE,
-    Missing,
     NodeCosts,
     PairCosts,
-    Placement,
-    Policy,
     RequestFacts,
-    with_fallbacks,
+    fill_speeds,
 )
+from baton_router.placement.placement import Missing, Placement
+from baton_router.placement.policy import PAIRED, TIE_MS, TIE_SHARE, PlacementPolicy
 from tests.support.nodes.candidates import Candidate, candidates_of, group_of, place_among
 
 CHUNK = 16
@@ -52,13 +48,13 @@ def prompt(tokens: int, stored: int = 0, **more: Any) -> RequestFacts:
 
 
 def chosen(facts: RequestFacts, nodes: list[Candidate], seed: int = 0, **policy: Any) -> Placement:
-    placement = place_among(facts, nodes, Policy(**policy), random.Random(seed))
+    placement = place_among(facts, nodes, PlacementPolicy(**policy), random.Random(seed))
     assert isinstance(placement, Placement)
     return placement
 
 
 def missing(facts: RequestFacts, nodes: list[Candidate], **policy: Any) -> Missing:
-    result = place_among(facts, nodes, Policy(**policy), random.Random(0))
+    result = place_among(facts, nodes, PlacementPolicy(**policy), random.Random(0))
     assert isinstance(result, Missing)
     return result
 
@@ -79,9 +75,12 @@ def pair_ms(facts: RequestFacts, prefill: Candidate, decode: Candidate) -> float
 
 def filled(nodes: list[Candidate]) -> list[Candidate]:
     """The nodes, with fallbacks in place of unmeasured speeds."""
-    [group] = with_fallbacks([group_of(nodes)])
+    [group] = fill_speeds([group_of(nodes)])
     candidates = candidates_of(group, "decode")
-    return [replace(each, role=node.role) for each, node in zip(candidates, nodes, strict=True)]
+    return [
+        replace(candidate, role=node.role)
+        for candidate, node in zip(candidates, nodes, strict=True)
+    ]
 
 
 P0, P1 = node("p0", "prefill"), node("p1", "prefill")
@@ -95,9 +94,11 @@ def test_without_ready_nodes_there_is_no_placement() -> None:
 def test_auto_splits_a_long_uncached_prompt_and_explains_it() -> None:
     placement = chosen(prompt(512), [P0, D0])
     assert (placement.prefill, placement.decode, placement.reason) == ("p0", "d0", "split")
-    assert placement.line().startswith("prefill=p0 decode=d0 reason=split: uncached 512 of 512")
-    assert placement.line().isascii()
-    assert "\n" not in placement.line()
+    assert placement.header_line().startswith(
+        "prefill=p0 decode=d0 reason=split: uncached 512 of 512"
+    )
+    assert placement.header_line().isascii()
+    assert "\n" not in placement.header_line()
 
 
 def test_auto_keeps_a_short_prompt_on_the_decode_node() -> None:
@@ -201,7 +202,7 @@ def test_ties_spread_over_all_pairs() -> None:
     rng = random.Random(5)
     counts: Counter[tuple[str | None, str]] = Counter()
     for _ in range(800):
-        placement = place_among(prompt(512), [P0, P1, D0, D1], Policy(), rng)
+        placement = place_among(prompt(512), [P0, P1, D0, D1], PlacementPolicy(), rng)
         assert isinstance(placement, Placement)
         counts[(placement.prefill, placement.decode)] += 1
     assert len(counts) == 4
@@ -250,7 +251,7 @@ def test_a_hand_off_adds_the_decode_node_s_latency_unless_it_has_all_chunks() ->
     far = replace(D0, speeds=speeds_with(get_latency_ms=31.0))
     facts = prompt(512)
     assert pair_ms(facts, P0, far) - pair_ms(facts, P0, D0) == pytest.approx(30.0)
-    warm, warm_far = (replace(each, cached_chunks=32) for each in (D0, far))
+    warm, warm_far = (replace(candidate, cached_chunks=32) for candidate in (D0, far))
     assert pair_ms(facts, P0, warm) == pair_ms(facts, P0, warm_far)
 
 
@@ -291,9 +292,12 @@ def test_unmeasured_speeds_are_the_median_of_the_measured_ones_or_the_fallback()
     unmeasured = replace(D0, speeds=Speeds())
     assert filled([unmeasured])[0].speeds == FALLBACK
     fast = replace(D1, speeds=speeds_with(prefill_tokens_per_s=9000.0))
-    assert [each.speeds for each in filled([unmeasured, fast])] == [fast.speeds, fast.speeds]
+    assert [candidate.speeds for candidate in filled([unmeasured, fast])] == [
+        fast.speeds,
+        fast.speeds,
+    ]
     faster = replace(P0, speeds=speeds_with(prefill_tokens_per_s=11000.0))
-    prefills, decodes = with_fallbacks([group_of([faster]), group_of([unmeasured, fast])])
+    prefills, decodes = fill_speeds([group_of([faster]), group_of([unmeasured, fast])])
     assert list(decodes.prefill_tokens_per_s) == [10000.0, 9000.0]
     assert list(prefills.prefill_tokens_per_s) == [11000.0]
 
@@ -342,9 +346,9 @@ def test_the_placement_is_the_cheapest_of_its_kind_within_a_tie(
 ) -> None:
     facts, nodes = situation
     placement = chosen(facts, nodes, handoff=handoff)
-    roles = {each.node: each.role for each in nodes}
-    decodes = [each for each in filled(nodes) if each.role == "decode"]
-    prefills = [each for each in filled(nodes) if each.role == "prefill"]
+    roles = {candidate.node: candidate.role for candidate in nodes}
+    decodes = [candidate for candidate in filled(nodes) if candidate.role == "decode"]
+    prefills = [candidate for candidate in filled(nodes) if candidate.role == "prefill"]
     if placement.prefill is None:
         eligible = decodes or prefills
         lowest = costs(facts, *eligible).alone_ms.min()

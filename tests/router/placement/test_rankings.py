@@ -11,7 +11,9 @@ import pytest
 
 from baton_protocol.ids import NodeId
 from baton_protocol.policies import RANKINGS
-from baton_router.placement.policy import CONSIDERED_SHOWN, PAIRED, Placement, Policy, RequestFacts
+from baton_router.placement.costs import RequestFacts
+from baton_router.placement.placement import Placement
+from baton_router.placement.policy import CONSIDERED_SHOWN, PAIRED, PlacementPolicy
 from tests.support.nodes.candidates import Candidate, place_among
 
 CHUNK = 16
@@ -30,7 +32,7 @@ def placed(
     nodes: list[Candidate], ranking: Any, seed: int = 0, turn: int = 0, **more: Any
 ) -> Placement:
     facts = more.pop("facts", prompt())
-    policy = Policy(ranking=ranking, **more)
+    policy = PlacementPolicy(ranking=ranking, **more)
     placement = place_among(facts, nodes, policy, random.Random(seed), turn)
     assert isinstance(placement, Placement)
     return placement
@@ -51,8 +53,13 @@ def test_random_ignores_queues_and_prefixes() -> None:
 def test_round_robin_uses_each_node_once_per_round() -> None:
     nodes = [*PREFILLS, *changed(DECODES, 2, sequences=90)]
     placements = [placed(nodes, "round-robin", turn=turn) for turn in range(8)]
-    assert [each.decode for each in placements] == ["d0", "d1", "d2", "d3"] * 2
-    assert sorted(str(each.prefill) for each in placements[:4]) == ["p0", "p1", "p2", "p3"]
+    assert [placement.decode for placement in placements] == ["d0", "d1", "d2", "d3"] * 2
+    assert sorted(str(placement.prefill) for placement in placements[:4]) == [
+        "p0",
+        "p1",
+        "p2",
+        "p3",
+    ]
 
 
 def test_least_request_takes_the_node_with_the_fewest_requests() -> None:
@@ -101,19 +108,19 @@ def test_considered_options_are_listed_cheapest_first_with_their_cost_parts(
         placement = placed(
             prefills + decodes, ranking, seed, turn=seed, facts=facts, handoff=handoff
         )
-        costs = [each.predicted_ms for each in placement.considered]
+        costs = [option.predicted_ms for option in placement.considered]
         assert costs == sorted(costs)
         pairs = 0 if handoff == "never" else len(PREFILLS) * len(DECODES)
         options = len(DECODES) + (pairs if ranking == "cost" else min(pairs, 1))
         assert len(costs) == min(options, CONSIDERED_SHOWN)
-        for each in placement.considered:
-            parts = (each.queue_ms, each.compute_ms, each.fetch_ms, each.slowdown_ms)
-            assert sum(parts) == pytest.approx(each.predicted_ms)
+        for option in placement.considered:
+            parts = (option.queue_ms, option.compute_ms, option.fetch_ms, option.slowdown_ms)
+            assert sum(parts) == pytest.approx(option.predicted_ms)
             assert all(part >= 0 for part in parts)
         [chosen] = [
-            each
-            for each in placement.considered
-            if (each.decode, each.prefill) == (placement.decode, placement.prefill)
+            option
+            for option in placement.considered
+            if (option.decode, option.prefill) == (placement.decode, placement.prefill)
         ]
         assert chosen.predicted_ms == pytest.approx(placement.predicted_ms)
         assert chosen.uncached == placement.uncached
@@ -123,7 +130,10 @@ def test_the_chosen_option_is_listed_even_if_many_others_are_cheaper() -> None:
     nodes = [replace(DECODES[0], node=NodeId(f"d{n}"), queued_tokens=100 * n) for n in range(30)]
     placement = placed(nodes, "round-robin", turn=29, handoff="never")
     assert placement.decode == "d29"
-    assert [each.decode for each in placement.considered] == [*(f"d{n}" for n in range(7)), "d29"]
+    assert [option.decode for option in placement.considered] == [
+        *(f"d{n}" for n in range(7)),
+        "d29",
+    ]
 
 
 # --- ties -------------------------------------------------------------------------------------
@@ -147,7 +157,7 @@ def test_idle_nodes_of_a_pool_larger_than_paired_share_the_requests_evenly(
         for n in range(many)
     ]
     rng, draws = random.Random(11), 10_000
-    facts, policy = prompt(), Policy(handoff=handoff)
+    facts, policy = prompt(), PlacementPolicy(handoff=handoff)
     counts: Counter[Any] = Counter()
     for _ in range(draws):
         placement = place_among(facts, nodes, policy, rng)

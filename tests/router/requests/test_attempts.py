@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from baton_protocol.ids import Epoch, NodeId
-from baton_router.placement.policy import Considered, Placement, PredictionError
-from baton_router.requests.state import Attempt, FirstTokenTimes
+from baton_router.placement.placement import Considered, Placement, PredictionError
+from baton_router.requests.attempt import Attempt, FirstTokenTimes
 from tests.support.pools.placements import BASIS, placement_on
 
 DECODE, PREFILL = NodeId("decode-0"), NodeId("prefill-0")
@@ -59,7 +59,7 @@ def test_the_expected_time_leaves_out_the_slowdown_of_other_requests() -> None:
 
 def test_a_pair_that_lost_its_prefill_node_reports_no_prediction_error() -> None:
     first = attempt(placement_on(DECODE, PREFILL))
-    first.end("link", 11.0, PREFILL)
+    first.note_end("link", 11.0, PREFILL)
     first.give_up_prefill(12.0)
     assert first.note_tokens(13.0, None) is None
     assert (first.ended, first.blamed, first.decoding_at) == (None, PREFILL, 13.0)

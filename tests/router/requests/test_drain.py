@@ -19,19 +19,8 @@ from baton_protocol.link import (
     RunJob,
 )
 from baton_router.auth import Tenants
+from tests.router import pools
 from tests.support.nodes.fake_node import FakeNode
-from tests.support.pools.failing_pool import (
-    REPLY,
-    completing,
-    figure,
-    half_sent,
-    join,
-    only,
-    ready,
-    records,
-    streamed,
-    text,
-)
 from tests.support.waiting import until
 
 pytestmark = pytest.mark.integration
@@ -43,7 +32,7 @@ TOKEN = "t0ken-of-the-pool"
 # --- the routes -----------------------------------------------------------------------------------
 
 
-async def test_drain_and_resume_are_idempotent(running: Any, decode: FakeNode) -> None:
+async def test_drain_and_resume_are_idempotent(running: pools.Running, decode: FakeNode) -> None:
     async with running(decode) as client:
         for _ in range(2):
             status, reply, _ = await client.post(DRAIN, {"deadline_s": 60, "reason": "scale-down"})
@@ -58,11 +47,11 @@ async def test_drain_and_resume_are_idempotent(running: Any, decode: FakeNode) -
             assert (status, reply) == (200, {"node": "decode-0", "state": "ready", "requests": 0})
         frames = [DrainNode(60.0, "scale-down")] * 2 + [ResumeNode()] * 2
         await until(lambda: decode.got == frames)
-        assert text(await completing(client)) == REPLY
+        assert pools.text_of(await pools.completing(client)) == pools.REPLY
 
 
 async def test_a_drain_without_a_body_uses_the_node_s_own_deadline(
-    running: Any, decode: FakeNode
+    running: pools.Running, decode: FakeNode
 ) -> None:
     async with running(decode) as client:
         assert (await client.post(DRAIN, b""))[0] == 200
@@ -70,7 +59,7 @@ async def test_a_drain_without_a_body_uses_the_node_s_own_deadline(
 
 
 async def test_pool_shows_the_replacing_revision_until_the_node_resumes(
-    running: Any, decode: FakeNode, other: FakeNode
+    running: pools.Running, decode: FakeNode, other: FakeNode
 ) -> None:
     async with running(decode, other) as client:
         assert (await client.post(DRAIN, {"replaced_by": "web-7f9-c4d"}))[0] == 200
@@ -83,7 +72,7 @@ async def test_pool_shows_the_replacing_revision_until_the_node_resumes(
 
 
 async def test_the_last_node_of_its_role_is_drained_once_its_replacement_can_serve(
-    running: Any,
+    running: pools.Running,
     decode: FakeNode,
     other: FakeNode,
     caplog: pytest.LogCaptureFixture,
@@ -93,15 +82,15 @@ async def test_the_last_node_of_its_role_is_drained_once_its_replacement_can_ser
     async with running(decode) as client:
         answer = asyncio.create_task(client.post(DRAIN, drain))
         await until(lambda: "telling decode-0" in caplog.text)
-        assert (decode.got, ready(client, decode)) == ([], True)
-        await join(client, other)
+        assert (decode.got, pools.is_ready(client, decode)) == ([], True)
+        await pools.join(client, other)
         assert (await answer)[0] == 200
         assert decode.got == [DrainNode(None, "", "r2")]
         assert (await client.post("/nodes/decode-1/drain", {"reason": "by hand"}))[0] == 200
 
 
 async def test_the_last_node_of_its_role_is_not_drained_without_a_replacement_in_time(
-    running: Any, decode: FakeNode, other: FakeNode
+    running: pools.Running, decode: FakeNode, other: FakeNode
 ) -> None:
     async with running(decode, other, tunables={"drain_answer_s": 0.05}) as client:
         await decode.say_load("draining")
@@ -112,12 +101,12 @@ async def test_the_last_node_of_its_role_is_not_drained_without_a_replacement_in
             "the router cannot serve requests without decode-1: no replacement is ready"
             " yet (1 draining, 1 ready)",
         )
-        assert ready(client, other)
+        assert pools.is_ready(client, other)
         assert other.got == []
 
 
 async def test_nodes_replaced_at_the_same_time_do_not_count_as_each_other_s_replacement(
-    running: Any, decode: FakeNode, other: FakeNode, caplog: pytest.LogCaptureFixture
+    running: pools.Running, decode: FakeNode, other: FakeNode, caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level("INFO", "baton_router.http.drain")
     async with FakeNode("decode-n", "decode") as new, running(decode, other) as client:
@@ -126,7 +115,7 @@ async def test_nodes_replaced_at_the_same_time_do_not_count_as_each_other_s_repl
             for name in ("decode-0", "decode-1")
         ]
         await until(lambda: caplog.text.count("to drain:") == 2)
-        await join(client, new)
+        await pools.join(client, new)
         assert [status for status, _, _ in await asyncio.gather(*both)] == [200, 200]
         assert [len(node.got_of(DrainNode)) for node in (decode, other, new)] == [1, 1, 0]
 
@@ -149,7 +138,7 @@ async def test_nodes_replaced_at_the_same_time_do_not_count_as_each_other_s_repl
     ],
 )
 async def test_an_invalid_drain_field_is_a_400_that_names_it(
-    running: Any, decode: FakeNode, body: Any, param: str | None
+    running: pools.Running, decode: FakeNode, body: Any, param: str | None
 ) -> None:
     async with running(decode) as client:
         status, reply, _ = await client.post(DRAIN, body)
@@ -158,7 +147,7 @@ async def test_an_invalid_drain_field_is_a_400_that_names_it(
 
 
 async def test_an_unknown_node_is_a_404_that_lists_the_known_nodes(
-    running: Any, decode: FakeNode
+    running: pools.Running, decode: FakeNode
 ) -> None:
     async with running(decode) as client:
         for action in ("drain", "resume"):
@@ -168,7 +157,7 @@ async def test_an_unknown_node_is_a_404_that_lists_the_known_nodes(
 
 
 async def test_a_node_that_does_not_obey_in_time_is_a_503_with_its_state(
-    running: Any, decode: FakeNode
+    running: pools.Running, decode: FakeNode
 ) -> None:
     async with running(decode, tunables={"drain_answer_s": 0.05}) as client:
         decode.obeys = False
@@ -189,7 +178,7 @@ async def test_a_node_that_does_not_obey_in_time_is_a_503_with_its_state(
 
 
 async def test_a_node_with_an_older_protocol_gets_no_drain_or_resume_frames(
-    running: Any,
+    running: pools.Running,
 ) -> None:
     async with FakeNode("decode-0", "decode", protocol=1) as older, running(older) as client:
         for path in (DRAIN, RESUME):
@@ -203,7 +192,7 @@ async def test_a_node_with_an_older_protocol_gets_no_drain_or_resume_frames(
 
 
 async def test_a_pool_with_a_link_token_requires_it_for_a_drain(
-    running: Any, decode: FakeNode
+    running: pools.Running, decode: FakeNode
 ) -> None:
     decode.token = TOKEN
     async with running(decode, link_token=TOKEN) as client:
@@ -229,7 +218,12 @@ async def test_a_pool_with_a_link_token_requires_it_for_a_drain(
 )
 @pytest.mark.parametrize("token", ["", TOKEN])
 async def test_a_router_with_api_keys_requires_an_admin_key_or_the_link_token(
-    running: Any, decode: FakeNode, tmp_path: Path, token: str, authorization: str, answer: Any
+    running: pools.Running,
+    decode: FakeNode,
+    tmp_path: Path,
+    token: str,
+    authorization: str,
+    answer: Any,
 ) -> None:
     keys = tmp_path / "keys"
     keys.write_text("acme sk-of-acme\nops sk-of-ops admin\n")
@@ -271,7 +265,7 @@ def test_without_keys_and_token_only_clients_on_the_same_machine_may_drain(
 
 @pytest.mark.parametrize("host", ["localhost", "127.0.0.1", "0.0.0.0"])
 async def test_without_a_token_the_client_s_address_decides_not_the_listening_address(
-    running: Any, decode: FakeNode, host: str
+    running: pools.Running, decode: FakeNode, host: str
 ) -> None:
     async with running(decode, host=host) as client:
         assert (await client.post(DRAIN, b""))[0] == 200
@@ -281,80 +275,80 @@ async def test_without_a_token_the_client_s_address_decides_not_the_listening_ad
 
 
 async def test_a_draining_node_keeps_its_requests_until_the_deadline_and_gets_no_new_ones(
-    running: Any, decode: FakeNode, other: FakeNode
+    running: pools.Running, decode: FakeNode, other: FakeNode
 ) -> None:
     decode.script.token_s = 0.03
     async with running(decode) as client:
-        answer = completing(client)
+        answer = pools.completing(client)
         await until(lambda: decode.got_of(RunJob))
-        await join(client, other)
+        await pools.join(client, other)
         assert (await client.post(DRAIN, b""))[1]["requests"] == 1
-        assert text(await completing(client)) == REPLY
-        assert text(await answer) == REPLY
+        assert pools.text_of(await pools.completing(client)) == pools.REPLY
+        assert pools.text_of(await answer) == pools.REPLY
         assert (len(decode.got_of(RunJob)), len(other.got_of(RunJob))) == (1, 1)
 
 
 async def test_past_the_drain_deadline_a_stream_moves_to_another_node_without_a_strike(
-    running: Any, decode: FakeNode, other: FakeNode
+    running: pools.Running, decode: FakeNode, other: FakeNode
 ) -> None:
     decode.script.run = "half"
     async with running(decode) as client:
-        answer = asyncio.create_task(streamed(client))
-        await half_sent(client)
-        await join(client, other)
+        answer = asyncio.create_task(pools.streamed(client))
+        await pools.half_sent(client)
+        await pools.join(client, other)
         await decode.say_load("draining", leaving=True)
         await until(lambda: other.got_of(RunJob))
-        assert [record.strikes for record in records(client)] in ([0], [])
-        assert await answer == REPLY
-        job = only(other, attempt=2)
-        assert bytes(job.request.outputs[0]).decode() == REPLY[: len(REPLY) // 2]
+        assert [record.strikes for record in pools.records(client)] in ([0], [])
+        assert await answer == pools.REPLY
+        job = pools.only_job(other, attempt=2)
+        assert bytes(job.request.outputs[0]).decode() == pools.REPLY[: len(pools.REPLY) // 2]
         [reply] = decode.got_of(Abort)
         assert reply.attempt == 1
-        assert await figure(client, 'baton_router_retries_total{cause="drained"}') == 1
-        assert await figure(client, "baton_router_resumed_requests_total") == 1
+        assert await client.figure('baton_router_retries_total{cause="drained"}') == 1
+        assert await client.figure("baton_router_resumed_requests_total") == 1
 
 
 async def test_a_request_stays_on_its_draining_node_until_another_node_can_take_it(
-    half_answered: Any, decode: FakeNode, other: FakeNode
+    half_answered: pools.RunningRequest, decode: FakeNode, other: FakeNode
 ) -> None:
     async with half_answered(decode) as (client, answer):
         for _ in range(3):
             await decode.say_load("draining", leaving=True)
         await client.ready(0)
-        [record] = records(client)
+        [record] = pools.records(client)
         assert (record.attempt, record.decode, record.phase) == (1, "decode-0", "running")
         assert decode.got_of(Abort) == []
-        await join(client, other)
+        await pools.join(client, other)
         await decode.say_load("draining", leaving=True)
-        assert text(await answer) == REPLY
+        assert pools.text_of(await answer) == pools.REPLY
 
 
 async def test_a_request_handed_back_at_shutdown_is_placed_again_without_strike_or_refusal(
-    running: Any, decode: FakeNode, other: FakeNode
+    running: pools.Running, decode: FakeNode, other: FakeNode
 ) -> None:
     decode.script.run = "fail"
     decode.script.failure = ErrorRecord("it has ended", DRAINED, status=503, retryable=True)
     async with running(decode) as client:
-        answer = completing(client)
+        answer = pools.completing(client)
         await until(lambda: decode.got_of(RunJob))
         await decode.say_load("draining", leaving=True)
-        await until(lambda: not ready(client, decode))
-        await until(lambda: [record.phase for record in records(client)] == ["waiting"])
-        [record] = records(client)
+        await until(lambda: not pools.is_ready(client, decode))
+        await until(lambda: [record.phase for record in pools.records(client)] == ["waiting"])
+        [record] = pools.records(client)
         assert (record.strikes, record._refusals) == (0, 0)
-        await join(client, other)
-        assert text(await answer) == REPLY
+        await pools.join(client, other)
+        assert pools.text_of(await answer) == pools.REPLY
         assert decode.got_of(Abort) == []
 
 
 async def test_a_drained_failure_of_another_attempt_is_ignored(
-    half_answered: Any, decode: FakeNode
+    half_answered: pools.RunningRequest, decode: FakeNode
 ) -> None:
     async with half_answered(decode) as (client, answer):
-        [record] = records(client)
+        [record] = pools.records(client)
         error = ErrorRecord("it has ended", DRAINED, status=503, retryable=True)
         await decode.say(JobFailed(record.request.id, 7, error))
         decode.script.run = "answer"
         decode.cut_links()
-        assert text(await answer) == REPLY
+        assert pools.text_of(await answer) == pools.REPLY
         assert record.attempt == 1

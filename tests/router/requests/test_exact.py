@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import Any
 
 import pytest
 
@@ -12,17 +11,17 @@ from baton_protocol.request import Request
 from baton_protocol.sampling import SamplingParams
 from baton_protocol.store import Exact
 from baton_router.requests.state import KEPT_ATTEMPTS, RequestRecord
+from tests.router import pools
 from tests.support.clock import Clock
 from tests.support.nodes.fake_node import FakeNode
-from tests.support.pools.failing_pool import REPLY, ask, completing, half_sent, join, text
 from tests.support.pools.placements import BASIS, placement_on
 
 HEADER = "x-baton-exact"
 
 
-async def explained(client: Any, headers: dict[str, str]) -> tuple[Exact, list[Exact]]:
+async def exactness_of(client: pools.Client, headers: dict[str, str]) -> tuple[Exact, list[Exact]]:
     """The exactness of a call, and that of each attempt."""
-    _, call, _ = await client.get(f"/requests/{headers['x-baton-request-id']}")
+    call = await pools.explanation_of(client, headers["x-baton-request-id"])
     return call["exact"], [attempt["exact"] for attempt in call["requests"][0]["attempts"]]
 
 
@@ -38,17 +37,17 @@ async def explained(client: Any, headers: dict[str, str]) -> tuple[Exact, list[E
     ],
 )
 async def test_an_answer_or_stream_is_as_exact_as_all_nodes_of_its_placement(
-    running: Any, handoff: str, decode: Exact, prefill: Exact, stated: Exact
+    running: pools.Running, handoff: str, decode: Exact, prefill: Exact, stated: Exact
 ) -> None:
     async with (
-        FakeNode("decode-0", "decode", exact=decode) as one,
-        FakeNode("prefill-0", "prefill", exact=prefill) as two,
-        running(one, two, handoff=handoff) as client,
+        FakeNode("decode-0", "decode", exact=decode) as first,
+        FakeNode("prefill-0", "prefill", exact=prefill) as second,
+        running(first, second, handoff=handoff) as client,
     ):
-        answer = await client.post("/v1/completions", ask())
-        assert (text(answer), answer[2][HEADER]) == (REPLY, stated)
-        assert await explained(client, answer[2]) == (stated, [stated])
-        url, body = client.url + "/v1/completions", ask(stream=True)
+        answer = await client.post("/v1/completions", pools.ask())
+        assert (pools.text_of(answer), answer[2][HEADER]) == (pools.REPLY, stated)
+        assert await exactness_of(client, answer[2]) == (stated, [stated])
+        url, body = client.url + "/v1/completions", pools.ask(stream=True)
         async with client.session.post(url, json=body) as streamed:
             assert streamed.headers[HEADER] == stated
         assert (await client.node("decode-0"))["exact"] == decode
@@ -64,7 +63,7 @@ async def test_an_answer_or_stream_is_as_exact_as_all_nodes_of_its_placement(
     ],
 )
 async def test_after_a_failover_an_answer_is_as_exact_as_the_nodes_of_all_attempts(
-    running: Any, first: Exact, second: Exact, stated: Exact
+    running: pools.Running, first: Exact, second: Exact, stated: Exact
 ) -> None:
     async with (
         FakeNode("decode-0", "decode", exact=first) as lost,
@@ -72,36 +71,36 @@ async def test_after_a_failover_an_answer_is_as_exact_as_the_nodes_of_all_attemp
     ):
         lost.script.run = "half"
         async with running(lost) as client:
-            answer = completing(client)
-            await half_sent(client)
-            await join(client, other)
+            answer = pools.completing(client)
+            await pools.half_sent(client)
+            await pools.join(client, other)
             await lost.stop()
             done = await answer
-            assert (text(done), done[2][HEADER]) == (REPLY, stated)
-            assert await explained(client, done[2]) == (stated, [first, second])
+            assert (pools.text_of(done), done[2][HEADER]) == (pools.REPLY, stated)
+            assert await exactness_of(client, done[2]) == (stated, [first, second])
 
 
 @pytest.mark.integration
 async def test_an_answer_with_several_prompts_is_as_exact_as_the_nodes_of_all_prompts(
-    running: Any,
+    running: pools.Running,
 ) -> None:
     async with (
-        FakeNode("decode-0", "decode", exact="bitwise") as one,
-        FakeNode("decode-1", "decode", exact="numeric") as two,
-        running(one, two, placement="round-robin") as client,
+        FakeNode("decode-0", "decode", exact="bitwise") as first,
+        FakeNode("decode-1", "decode", exact="numeric") as second,
+        running(first, second, placement="round-robin") as client,
     ):
-        _, _, headers = await client.post("/v1/completions", ask(prompt=["a", "b"]))
+        _, _, headers = await client.post("/v1/completions", pools.ask(prompt=["a", "b"]))
         assert headers[HEADER] == "numeric"
 
 
 @pytest.mark.integration
 async def test_an_answer_whose_request_has_no_node_does_not_say_how_exact_it_is(
-    running: Any, decode: FakeNode
+    running: pools.Running, decode: FakeNode
 ) -> None:
     async with running(decode, missing_role="fail") as client:
         await decode.say_load("draining")
         await client.ready(0)
-        status, _, headers = await client.post("/v1/completions", ask())
+        status, _, headers = await client.post("/v1/completions", pools.ask())
         assert (status, HEADER in headers) == (503, False)
 
 
@@ -112,7 +111,7 @@ def test_a_record_remembers_the_numeric_attempt_that_it_did_not_keep() -> None:
     record = RequestRecord(request, Clock())
     for number in range(KEPT_ATTEMPTS + 2):
         basis = BASIS if number != 1 else replace(BASIS, exact="numeric")
-        record.placed(placement_on(NodeId(f"decode-{number}")), Epoch("e"), basis)
+        record.start_attempt(placement_on(NodeId(f"decode-{number}")), Epoch("e"), basis)
         record.on_lost(NodeId(f"decode-{number}"), "link", blamed=False)
     assert {attempt.basis.exact for attempt in record.attempts} == {"bitwise"}
     assert record.exact == "numeric"

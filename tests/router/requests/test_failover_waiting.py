@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-from typing import Any
 
 import aiohttp
 import pytest
@@ -14,17 +13,8 @@ from baton_protocol.store import StoreHealth
 from baton_router.requests.state import MAX_ATTEMPTS
 from baton_router.server.router import Router
 from baton_router.settings import RouterSettings
+from tests.router import pools
 from tests.support.nodes.fake_node import FakeNode
-from tests.support.pools.failing_pool import (
-    LONG,
-    REPLY,
-    ask,
-    completing,
-    figure,
-    join,
-    records,
-    text,
-)
 from tests.support.waiting import until, until_is
 
 pytestmark = pytest.mark.integration
@@ -47,11 +37,11 @@ async def restart_silent(node: FakeNode, epochs: int, requests: int) -> None:
 
 
 async def test_a_request_that_kills_each_node_ends_with_a_final_error(
-    running: Any, decode: FakeNode
+    running: pools.Running, decode: FakeNode
 ) -> None:
     decode.script.run = "silent"
     async with running(decode) as client:
-        answer = completing(client)
+        answer = pools.completing(client)
         await restart_silent(decode, epochs=3, requests=1)
         status, body, headers = await answer
         assert (status, body["error"]["code"]) == (500, "request_kills_nodes")
@@ -59,14 +49,16 @@ async def test_a_request_that_kills_each_node_ends_with_a_final_error(
         assert len(decode.got_of(RunJob)) == 3
 
 
-async def test_requests_on_probation_run_one_at_a_time(running: Any, decode: FakeNode) -> None:
+async def test_requests_on_probation_run_one_at_a_time(
+    running: pools.Running, decode: FakeNode
+) -> None:
     decode.script.run = "silent"
     async with running(decode) as client:
-        answers = [completing(client) for _ in range(3)]
+        answers = [pools.completing(client) for _ in range(3)]
         await restart_silent(decode, epochs=2, requests=3)
         await got_jobs(decode, 7)
-        assert sorted(r.phase for r in records(client)) == ["running", "waiting", "waiting"]
-        fresh = completing(client)  # without strikes: does not wait
+        assert sorted(r.phase for r in pools.records(client)) == ["running", "waiting", "waiting"]
+        fresh = pools.completing(client)  # without strikes: does not wait
         await got_jobs(decode, 8)
         decode.script.run = "answer"
         suspect = decode.got_of(RunJob)[6].request
@@ -75,43 +67,43 @@ async def test_requests_on_probation_run_one_at_a_time(running: Any, decode: Fak
         # Two answers are complete. The restart must not hit a request on probation.
         await until(lambda: sum(answer.done() for answer in answers) == 2)
         await decode.restart("the last")
-        assert [text(await answer) for answer in [*answers, fresh]] == [REPLY] * 4
+        assert [pools.text_of(await answer) for answer in [*answers, fresh]] == [pools.REPLY] * 4
 
 
 # --- a node refuses -------------------------------------------------------------------------------
 
 
 async def test_a_request_that_one_node_refuses_goes_to_another(
-    running: Any, decode: FakeNode, other: FakeNode
+    running: pools.Running, decode: FakeNode, other: FakeNode
 ) -> None:
     decode.script.run, decode.script.failure = "fail", BUSY
     async with running(decode) as client:
-        answer = completing(client)
+        answer = pools.completing(client)
         await until(lambda: decode.got_of(RunJob))
-        await join(client, other)
-        assert text(await answer) == REPLY
+        await pools.join(client, other)
+        assert pools.text_of(await answer) == pools.REPLY
         assert [job.request.attempt for job in other.got_of(RunJob)] == [2]
         assert decode.got_of(Abort) == []
-        assert await figure(client, 'baton_router_retries_total{cause="refused"}') == 1
+        assert await client.figure('baton_router_retries_total{cause="refused"}') == 1
 
 
 async def test_a_node_that_refused_is_tried_again_after_a_while(
-    running: Any, decode: FakeNode
+    running: pools.Running, decode: FakeNode
 ) -> None:
     decode.script.run, decode.script.failure = "fail", BUSY
     async with running(decode, tunables={"refused_s": 0.05}) as client:
-        answer = completing(client)
+        answer = pools.completing(client)
         await until(lambda: len(decode.got_of(RunJob)) > 2)
         decode.script.run = "answer"
-        assert text(await answer) == REPLY
+        assert pools.text_of(await answer) == pools.REPLY
 
 
 async def test_after_too_many_refusals_the_client_gets_the_node_s_error(
-    running: Any, decode: FakeNode
+    running: pools.Running, decode: FakeNode
 ) -> None:
     decode.script.run, decode.script.failure = "fail", BUSY
     async with running(decode, tunables={"refused_s": 0.0}) as client:
-        status, body, headers = await completing(client)
+        status, body, headers = await pools.completing(client)
         assert (status, body["error"]["code"]) == (503, "busy")
         assert headers["retry-after"] == "1"
         assert len(decode.got_of(RunJob)) == MAX_ATTEMPTS + 1
@@ -121,28 +113,28 @@ async def test_after_too_many_refusals_the_client_gets_the_node_s_error(
 
 
 async def test_a_new_request_waits_for_a_lost_node_to_come_back(
-    running: Any, decode: FakeNode
+    running: pools.Running, decode: FakeNode
 ) -> None:
     async with running(decode) as client:
         await decode.stop()
         await client.ready(0)
-        answer = completing(client)
-        await until(lambda: records(client))
+        answer = pools.completing(client)
+        await until(lambda: pools.records(client))
         (request,) = client.router.dispatcher.in_flight.values()
         await until(lambda: request.record.waits_for)
         line = "prefill=- decode=- reason=waiting: no node is ready (nodes: 1 lost)"
-        assert request.line() == line
+        assert request.placement_line() == line
         await decode.restart("epoch-2")
-        assert text(await answer) == REPLY
+        assert pools.text_of(await answer) == pools.REPLY
 
 
 async def test_a_new_request_that_waits_too_long_for_a_node_gets_a_503_with_the_reason(
-    running: Any, decode: FakeNode
+    running: pools.Running, decode: FakeNode
 ) -> None:
     async with running(decode, unready_wait_s=0.2) as client:
         await decode.stop()
         await client.ready(0)
-        status, body, headers = await completing(client)
+        status, body, headers = await pools.completing(client)
         assert (status, body["error"]["code"]) == (503, "unavailable")
         assert "1 lost" in body["error"]["message"]
         assert headers["retry-after"] == "1"
@@ -152,62 +144,66 @@ async def test_a_pool_that_never_had_a_node_refuses_at_once() -> None:
     settings = RouterSettings(port=0, nodes=("http://127.0.0.1:9",))
     async with Router(settings) as router, aiohttp.ClientSession() as session:
         url = f"http://127.0.0.1:{router.port}/v1/completions"
-        async with asyncio.timeout(settings.unready_wait_s / 2), session.post(url, json=ask()) as r:
+        async with (
+            asyncio.timeout(settings.unready_wait_s / 2),
+            session.post(url, json=pools.ask()) as r,
+        ):
             assert r.status == 503
 
 
 async def test_missing_role_queue_waits_for_a_node_of_the_role(
-    running: Any, decode: FakeNode, prefill: FakeNode
+    running: pools.Running, decode: FakeNode, prefill: FakeNode
 ) -> None:
     async with running(decode, missing_role="queue") as client:
-        assert text(await completing(client)) == REPLY  # short: needs no prefill node
-        answer = completing(client, prompt=LONG)
-        await until(lambda: [r.phase for r in records(client)] == ["waiting"])
-        await join(client, prefill)
+        short = await pools.completing(client)  # needs no prefill node
+        assert pools.text_of(short) == pools.REPLY
+        answer = pools.completing(client, prompt=pools.LONG)
+        await until(lambda: [r.phase for r in pools.records(client)] == ["waiting"])
+        await pools.join(client, prefill)
         done = await answer
-        assert text(done) == REPLY
+        assert pools.text_of(done) == pools.REPLY
         assert "prefill=prefill-0 decode=decode-0" in done[2]["x-baton-placement"]
 
 
 async def test_missing_role_fail_refuses_and_names_the_role(
-    running: Any, decode: FakeNode, prefill: FakeNode
+    running: pools.Running, decode: FakeNode, prefill: FakeNode
 ) -> None:
     async with running(decode, missing_role="fail") as client:
-        status, body, _ = await completing(client, prompt=LONG)
+        status, body, _ = await pools.completing(client, prompt=pools.LONG)
         assert (status, body["error"]["code"]) == (503, "unavailable")
         assert "no prefill node is ready, and missing_role is fail" in body["error"]["message"]
-        await join(client, prefill)
+        await pools.join(client, prefill)
         await decode.stop()
         await client.ready(1)
-        status, body, _ = await completing(client)
+        status, body, _ = await pools.completing(client)
         assert status == 503
         assert "no decode node is ready" in body["error"]["message"]
         assert prefill.got_of(RunJob) == []
 
 
 async def test_an_accepted_request_may_finish_on_a_node_of_any_role(
-    half_answered: Any, decode: FakeNode, prefill: FakeNode
+    half_answered: pools.RunningRequest, decode: FakeNode, prefill: FakeNode
 ) -> None:
     async with half_answered(decode, prefill, missing_role="fail", handoff="never") as (_, answer):
         await decode.stop()
         done = await answer
-        assert text(done) == REPLY
+        assert pools.text_of(done) == pools.REPLY
         assert "decode=prefill-0 reason=no_decode" in done[2]["x-baton-placement"]
 
 
 async def test_a_pair_is_formed_only_while_both_reach_the_store(
-    running: Any, decode: FakeNode, prefill: FakeNode
+    running: pools.Running, decode: FakeNode, prefill: FakeNode
 ) -> None:
     async with running(decode, prefill, handoff="always") as client:
         for node in (decode, prefill):
             expected: list[tuple[StoreHealth, str]] = [("down", "store_down"), ("up", "always")]
             for health, reason in expected:
                 await report_store(client, node, health)
-                done = await completing(client)
+                done = await pools.completing(client)
                 assert f"reason={reason}" in done[2]["x-baton-placement"]
 
 
-async def report_store(client: Any, node: FakeNode, health: StoreHealth) -> None:
+async def report_store(client: pools.Client, node: FakeNode, health: StoreHealth) -> None:
     await node.say_load(store=health)
 
     async def state() -> str:

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import json
-from typing import Any
 
 import aiohttp
 import pytest
@@ -12,43 +10,18 @@ import pytest
 from baton_protocol.errors import ErrorRecord
 from baton_protocol.ids import Fingerprint
 from baton_protocol.link import Abort, FirstTokens, NoFirstTokens, PrefillJob, RunJob
+from tests.router import pools
 from tests.support.nodes.fake_node import FakeNode
 from tests.support.waiting import until, until_is
 
 pytestmark = pytest.mark.integration
 
 
-def ask(**more: Any) -> dict[str, Any]:
-    return {"prompt": "Say hello", "max_tokens": 50, "return_token_ids": True} | more
-
-
-async def completion(client: Any, **more: Any) -> tuple[int, Any, dict[str, str]]:
-    answer: tuple[int, Any, dict[str, str]] = await client.post("/v1/completions", ask(**more))
-    return answer
-
-
-async def stream(client: Any, **more: Any) -> list[Any]:
-    """All events of one stream, parsed; "[DONE]" stays a string."""
-    async with client.session.post(
-        client.url + "/v1/completions", json=ask(stream=True, **more)
-    ) as response:
-        assert response.status == 200, await response.text()
-        lines = (await response.text()).split("\n\n")
-    events = [line.removeprefix("data: ") for line in lines if line]
-    return [json.loads(event) if event.startswith("{") else event for event in events]
-
-
-def half_sent(client: Any) -> bool:
-    """True once the router has everything that a node sends before it falls silent mid-reply."""
-    in_flight = client.router.dispatcher.in_flight.values()
-    return any(bytes(request.record.outputs[0]) == b"Hello," for request in in_flight)
-
-
 async def test_a_split_request_gives_one_complete_answer(
-    running: Any, decode: FakeNode, prefill: FakeNode
+    running: pools.Running, decode: FakeNode, prefill: FakeNode
 ) -> None:
     async with running(decode, prefill, handoff="always") as client:
-        status, body, headers = await completion(client)
+        status, body, headers = await pools.completing(client)
         assert status == 200
         assert body["choices"][0]["text"] == "Hello, world!"
         assert bytes(body["choices"][0]["token_ids"]) == b"Hello, world!"
@@ -66,10 +39,10 @@ async def test_a_split_request_gives_one_complete_answer(
 
 
 async def test_every_choice_of_every_prompt_is_handed_over_separately(
-    running: Any, decode: FakeNode, prefill: FakeNode
+    running: pools.Running, decode: FakeNode, prefill: FakeNode
 ) -> None:
     async with running(decode, prefill, handoff="always") as client:
-        body = (await completion(client, n=3, prompt=["ab", "cd"], max_tokens=3))[1]
+        body = (await pools.completing(client, n=3, prompt=["ab", "cd"], max_tokens=3))[1]
         assert [choice["index"] for choice in body["choices"]] == list(range(6))
         assert {choice["text"] for choice in body["choices"]} == {"Hel"}
         prompts = [bytes(choice["prompt_token_ids"]) for choice in body["choices"]]
@@ -79,10 +52,10 @@ async def test_every_choice_of_every_prompt_is_handed_over_separately(
 
 
 async def test_a_request_that_ends_with_its_first_token_frees_the_decode_node(
-    running: Any, decode: FakeNode, prefill: FakeNode
+    running: pools.Running, decode: FakeNode, prefill: FakeNode
 ) -> None:
     async with running(decode, prefill, handoff="always") as client:
-        body = (await completion(client, max_tokens=1))[1]
+        body = (await pools.completing(client, max_tokens=1))[1]
         assert (body["choices"][0]["text"], body["choices"][0]["finish_reason"]) == ("H", "length")
         await until(lambda: decode.got_of(Abort))
         assert decode.got_of(FirstTokens) == []
@@ -90,11 +63,11 @@ async def test_a_request_that_ends_with_its_first_token_frees_the_decode_node(
 
 @pytest.mark.parametrize("failure", ["fail", "vanish"])
 async def test_a_failed_prefill_node_adds_only_latency(
-    running: Any, decode: FakeNode, prefill: FakeNode, failure: str
+    running: pools.Running, decode: FakeNode, prefill: FakeNode, failure: str
 ) -> None:
     prefill.script.prefill = "fail" if failure == "fail" else "silent"
     async with running(decode, prefill, handoff="always") as client:
-        answer = asyncio.create_task(completion(client))
+        answer = pools.completing(client)
         if failure == "vanish":
             await until(lambda: prefill.got_of(PrefillJob))
             await prefill.stop()
@@ -104,55 +77,36 @@ async def test_a_failed_prefill_node_adds_only_latency(
 
 
 async def test_the_client_gets_the_decode_node_s_final_error(
-    running: Any, decode: FakeNode, prefill: FakeNode
+    running: pools.Running, decode: FakeNode, prefill: FakeNode
 ) -> None:
     decode.script.run = "fail"
     prefill.script.prefill = "silent"
     decode.script.failure = ErrorRecord("past the context", "context_length_exceeded", status=400)
     async with running(decode, prefill, handoff="always") as client:
-        status, body, headers = await completion(client)
+        status, body, headers = await pools.completing(client)
         assert (status, body["error"]["message"]) == (400, "past the context")
         assert headers["x-baton-placement"].startswith("prefill=prefill-0")
         await until(lambda: prefill.got_of(Abort))
         assert len(decode.got_of(RunJob)) == 1
 
 
-async def test_a_disconnect_frees_both_nodes(
-    running: Any, decode: FakeNode, prefill: FakeNode
+async def test_a_request_past_its_deadline_ends_with_a_504(
+    running: pools.Running, decode: FakeNode
 ) -> None:
-    prefill.script.prefill = "silent"
-    async with running(decode, prefill, handoff="always") as client:
-        answer = asyncio.create_task(completion(client))
-        await until(lambda: prefill.got_of(PrefillJob))
-        answer.cancel()
-        await until(lambda: prefill.got_of(Abort) and decode.got_of(Abort))
-        assert await client.unfinished() == 0
-        assert await client.booked() == 0
-
-
-async def test_a_disconnect_mid_stream_frees_the_node(running: Any, decode: FakeNode) -> None:
-    decode.script.run = "half"
-    async with running(decode) as client:
-        async with client.session.post(
-            client.url + "/v1/completions", json=ask(stream=True)
-        ) as response:
-            await response.content.readline()
-        await until(lambda: decode.got_of(Abort))
-
-
-async def test_a_request_past_its_deadline_ends_with_a_504(running: Any, decode: FakeNode) -> None:
     decode.script.run = "silent"
     async with running(decode, request_timeout_s=0.3) as client:
-        status, body, _ = await completion(client)
+        status, body, _ = await pools.completing(client)
         assert (status, body["error"]["code"]) == (504, "deadline_exceeded")
         await until(lambda: decode.got_of(Abort))
 
 
 async def test_a_stream_sends_each_token_once_then_usage_then_done(
-    running: Any, decode: FakeNode, prefill: FakeNode
+    running: pools.Running, decode: FakeNode, prefill: FakeNode
 ) -> None:
     async with running(decode, prefill, handoff="always") as client:
-        events = await stream(client, stream_options={"include_usage": True}, max_tokens=5)
+        events = await pools.stream_events(
+            client, stream_options={"include_usage": True}, max_tokens=5
+        )
         *tokens, usage, done = events
         assert done == "[DONE]"
         assert (usage["choices"], usage["usage"]["completion_tokens"]) == ([], 5)
@@ -164,7 +118,7 @@ async def test_a_stream_sends_each_token_once_then_usage_then_done(
 
 
 async def test_draining_nodes_and_a_stray_node_of_another_fingerprint_get_no_requests(
-    running: Any, decode: FakeNode, prefill: FakeNode
+    running: pools.Running, decode: FakeNode, prefill: FakeNode
 ) -> None:
     stranger = FakeNode("decode-1", "decode", fingerprint=Fingerprint("0" * 32))
     async with FakeNode("decode-2", "decode") as draining, stranger:
@@ -174,48 +128,48 @@ async def test_draining_nodes_and_a_stray_node_of_another_fingerprint_get_no_req
             await draining.say_load("draining")
             await client.ready(2)
             for _ in range(20):
-                assert (await completion(client))[0] == 200
+                assert (await pools.completing(client))[0] == 200
         assert draining.got_of(RunJob) == stranger.got_of(RunJob) == []
 
 
-async def test_idle_nodes_share_the_requests(running: Any, decode: FakeNode) -> None:
+async def test_idle_nodes_share_the_requests(running: pools.Running, decode: FakeNode) -> None:
     async with FakeNode("decode-1", "decode") as other, running(decode, other) as client:
-        await asyncio.gather(*(completion(client) for _ in range(40)))
+        await asyncio.gather(*(pools.completing(client) for _ in range(40)))
         counts = [len(node.got_of(RunJob)) for node in (decode, other)]
         assert sum(counts) == 40
         assert min(counts) >= 5
 
 
 async def test_a_restarted_node_has_a_new_epoch_and_serves_again(
-    running: Any, decode: FakeNode
+    running: pools.Running, decode: FakeNode
 ) -> None:
     async with running(decode) as client:
-        assert (await completion(client))[0] == 200
+        assert (await pools.completing(client))[0] == 200
         await decode.restart("epoch-2")
         await until_is(lambda: client.epoch("decode-0"), "epoch-2")
         await client.ready(1)
-        assert (await completion(client))[0] == 200
+        assert (await pools.completing(client))[0] == 200
 
 
 async def test_prefill_nodes_run_whole_requests_when_no_decode_node_is_left(
-    running: Any, decode: FakeNode, prefill: FakeNode
+    running: pools.Running, decode: FakeNode, prefill: FakeNode
 ) -> None:
     async with running(decode, prefill, handoff="always") as client:
         await decode.stop()
         await client.ready(1)
-        status, body, headers = await completion(client)
+        status, body, headers = await pools.completing(client)
         assert (status, body["choices"][0]["text"]) == (200, "Hello, world!")
         assert headers["x-baton-placement"].startswith("prefill=- decode=prefill-0 reason=no_de")
 
 
 async def test_without_nodes_requests_are_refused_and_ready_gives_the_reason(
-    running: Any, decode: FakeNode
+    running: pools.Running, decode: FakeNode
 ) -> None:
     async with running(decode, unready_wait_s=0.0) as client:
         assert (await client.get("/ready"))[:2] == (200, {"ready": True, "reason": ""})
         await decode.stop()
         await client.ready(0)
-        status, body, headers = await completion(client)
+        status, body, headers = await pools.completing(client)
         assert (status, body["error"]["code"]) == (503, "unavailable")
         assert headers["x-baton-placement"].startswith("prefill=- decode=- reason=refused")
         status, body, _ = await client.get("/ready")
@@ -225,11 +179,11 @@ async def test_without_nodes_requests_are_refused_and_ready_gives_the_reason(
 
 
 async def test_shutdown_finishes_running_streams_and_accepts_no_connections(
-    running: Any, decode: FakeNode
+    running: pools.Running, decode: FakeNode
 ) -> None:
     decode.script.token_s = 0.03
     async with running(decode) as client:
-        answer = asyncio.create_task(stream(client))
+        answer = asyncio.create_task(pools.stream_events(client))
         await until(lambda: decode.got_of(RunJob))
         await client.router.drain(asyncio.Event())
         assert (await answer)[-1] == "[DONE]"
@@ -239,12 +193,12 @@ async def test_shutdown_finishes_running_streams_and_accepts_no_connections(
 
 
 async def test_past_the_shutdown_deadline_a_stream_ends_with_an_error_event(
-    running: Any, decode: FakeNode
+    running: pools.Running, decode: FakeNode
 ) -> None:
     decode.script.run = "half"
     async with running(decode, drain_timeout_s=0.1) as client:
-        answer = asyncio.create_task(stream(client))
-        await until(lambda: half_sent(client))
+        answer = asyncio.create_task(pools.stream_events(client))
+        await pools.half_sent(client)
         await client.router.drain(asyncio.Event())
         await client.router._close()
         events = await answer

@@ -16,12 +16,12 @@ from baton_router.auth import Tenant
 from baton_router.nodes.pool_view import NodeView, PoolView
 from baton_router.openai.chat import ChatCall
 from baton_router.openai.completions import CompletionCall
-from baton_router.requests.in_flight import Prepared
-from baton_router.requests.tokenize import fits, for_kind, prepare
+from baton_router.requests.prepared import Prepared
+from baton_router.requests.tokenize import fits_serving, prepare, prepare_for_kind
 from baton_text.artifacts import byte_artifacts
+from tests.router import pools
 from tests.support.nodes.fake_node import LAYOUT, VOCAB, FakeNode, make_report
 from tests.support.nodes.servings import make_serving
-from tests.support.pools.failing_pool import REPLY, join, text
 
 OLD, NEW = (Fingerprint(letter * 32) for letter in "12")
 
@@ -162,21 +162,21 @@ def changed_eos() -> dict[str, bytes]:
 
 @pytest.mark.integration
 async def test_a_stream_does_not_continue_on_a_node_with_other_eos_ids(
-    half_answered: Any, decode: FakeNode, other: FakeNode
+    half_answered: pools.RunningRequest, decode: FakeNode, other: FakeNode
 ) -> None:
     other.serve_artifacts(changed_eos())
     async with half_answered(decode) as (client, answer):
-        await join(client, other)
+        await pools.join(client, other)
         await decode.restart("epoch-2")
         decode.script.run = "answer"
-        assert text(await answer) == REPLY
+        assert pools.text_of(await answer) == pools.REPLY
         assert other.got_of(RunJob) == []
 
 
 @pytest.mark.integration
 @pytest.mark.parametrize(("revision", "level"), [("", "WARNING"), ("r2", "INFO")])
 async def test_a_node_of_another_kind_is_logged_and_shown_with_the_differences(
-    running: Any,
+    running: pools.Running,
     decode: FakeNode,
     other: FakeNode,
     caplog: pytest.LogCaptureFixture,
@@ -187,7 +187,7 @@ async def test_a_node_of_another_kind_is_logged_and_shown_with_the_differences(
     other.serve_artifacts(changed_eos())
     other.report = msgspec.structs.replace(other.report, revision=revision)
     async with running(decode) as client:
-        await join(client, other)
+        await pools.join(client, other)
         nodes = (await client.get("/pool"))[1]["nodes"]
     assert [node["differs"] for node in nodes] == [[], ["generation_config.json"]]
     [warning] = [record for record in caplog.records if "different kinds" in record.message]
@@ -294,7 +294,7 @@ async def test_a_request_moved_to_another_kind_keeps_its_ids_and_gets_new_chunk_
     layout = msgspec.structs.replace(LAYOUT, block_size=16, chunk_blocks=1)
     other = make_serving(fingerprint=NEW, layout=layout)
     item = await prepared(completion())
-    moved = await for_kind(item, other)
+    moved = await prepare_for_kind(item, other)
     assert moved.request == item.request
     assert moved.request.params.seed is not None
     assert (moved.kind, moved.serving) == (other.kind, other)
@@ -326,7 +326,7 @@ async def test_only_requests_that_fit_the_other_kind_may_move_to_it(
     params: dict[str, Any], max_model_len: int, report: dict[str, Any], fitting: bool
 ) -> None:
     item = await prepared(completion(**params))
-    assert fits(item, make_serving(max_model_len, fingerprint=NEW, **report)) is fitting
+    assert fits_serving(item, make_serving(max_model_len, fingerprint=NEW, **report)) is fitting
 
 
 async def test_a_moved_request_without_max_tokens_fills_the_other_kind_s_context() -> None:
@@ -336,6 +336,6 @@ async def test_a_moved_request_without_max_tokens_fills_the_other_kind_s_context
     assert item.request.params.max_tokens == 100 - prompt
     for length, most in ((prompt + 1, 1), (50, 50 - prompt), (200, 100 - prompt)):
         other = make_serving(length, fingerprint=NEW)
-        assert fits(item, other)
-        assert (await for_kind(item, other)).request.params.max_tokens == most
-    assert not fits(item, make_serving(prompt, fingerprint=NEW))
+        assert fits_serving(item, other)
+        assert (await prepare_for_kind(item, other)).request.params.max_tokens == most
+    assert not fits_serving(item, make_serving(prompt, fingerprint=NEW))

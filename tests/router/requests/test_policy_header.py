@@ -6,7 +6,9 @@ from typing import Any
 
 import pytest
 
-from baton_router.requests.dispatcher import Dispatcher, InFlightRequest
+from baton_router.requests.dispatcher import Dispatcher
+from baton_router.requests.in_flight import InFlightRequest
+from tests.router import pools
 from tests.support.nodes.fake_node import FakeNode
 
 pytestmark = pytest.mark.integration
@@ -15,13 +17,15 @@ COMPLETIONS = "/v1/completions"
 BODY = {"prompt": "x" * 20, "max_tokens": 1}
 
 
-async def rankings(client: Any, monkeypatch: Any, headers: dict[str, str]) -> tuple[int, list[Any]]:
+async def rankings(
+    client: pools.Client, monkeypatch: pytest.MonkeyPatch, headers: dict[str, str]
+) -> tuple[int, list[Any]]:
     """Post one call: the answer's status, and the policy of each placement."""
     seen: list[Any] = []
     launch = Dispatcher._launch
 
     def record(self: Dispatcher, request: InFlightRequest, stored: Any) -> None:
-        seen.append(self._places._policy_of(request).ranking)
+        seen.append(self._placer._policy_of(request).ranking)
         launch(self, request, stored)
 
     with monkeypatch.context() as patch:
@@ -31,7 +35,7 @@ async def rankings(client: Any, monkeypatch: Any, headers: dict[str, str]) -> tu
 
 
 async def test_the_policy_header_counts_only_if_the_router_allows_it(
-    running: Any, decode: FakeNode, monkeypatch: Any
+    running: pools.Running, decode: FakeNode, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     headers = {"x-baton-policy": "round-robin"}
     async with running(decode, allow_policy_header=True, placement="random") as client:
@@ -43,7 +47,7 @@ async def test_the_policy_header_counts_only_if_the_router_allows_it(
 
 
 async def test_an_unknown_policy_is_a_400_that_lists_the_policies(
-    running: Any, decode: FakeNode
+    running: pools.Running, decode: FakeNode
 ) -> None:
     async with running(decode, allow_policy_header=True) as client:
         headers = {"x-baton-policy": "best"}

@@ -13,20 +13,8 @@ from baton_protocol.errors import ErrorRecord
 from baton_protocol.ids import Fingerprint
 from baton_protocol.link import DRAINED, Abort, DrainNode, JobFailed, PrefillJob, RunJob
 from baton_text.artifacts import byte_artifacts, digest
+from tests.router import pools
 from tests.support.nodes.fake_node import VOCAB, FakeNode
-from tests.support.pools.failing_pool import (
-    REPLY,
-    ask,
-    completing,
-    figure,
-    half_sent,
-    join,
-    only,
-    ready,
-    records,
-    replace,
-    text,
-)
 from tests.support.waiting import until
 
 pytestmark = pytest.mark.integration
@@ -46,17 +34,17 @@ async def new() -> AsyncIterator[FakeNode]:
         yield node
 
 
-async def replaced_elsewhere(client: Any, node: FakeNode, *, leaving: bool = True) -> None:
+async def replaced_elsewhere(client: pools.Client, node: FakeNode, *, leaving: bool = True) -> None:
     """Like `replace`, but another router sent the drain to the node."""
     node.report = msgspec.structs.replace(node.report, replaced_by="r2")
     await node.say_load("draining", leaving=leaving)
-    await until(lambda: not ready(client, node))
+    await until(lambda: not pools.is_ready(client, node))
 
 
-async def complete(client: Any, count: int = 60, **more: Any) -> list[Any]:
+async def complete(client: pools.Client, count: int = 60, **more: Any) -> list[Any]:
     """Send `count` completions; check each answer's text and return the bodies."""
-    answers = [await client.post("/v1/completions", ask(**more)) for _ in range(count)]
-    assert {text(answer) for answer in answers} == {REPLY}
+    answers = [await client.post("/v1/completions", pools.ask(**more)) for _ in range(count)]
+    assert {pools.text_of(answer) for answer in answers} == {pools.REPLY}
     return [body for _, body, _ in answers]
 
 
@@ -68,7 +56,7 @@ def runs(*nodes: FakeNode) -> list[int]:
 
 
 async def test_two_kinds_share_new_requests_in_proportion_to_their_decode_nodes(
-    running: Any, decode: FakeNode, other: FakeNode, new: FakeNode
+    running: pools.Running, decode: FakeNode, other: FakeNode, new: FakeNode
 ) -> None:
     async with running(decode, other, new) as client:
         sampled = [client.router.fleet.serving(None).kind.fingerprint for _ in range(600)]
@@ -83,7 +71,7 @@ async def test_two_kinds_share_new_requests_in_proportion_to_their_decode_nodes(
 
 
 async def test_a_split_request_uses_nodes_of_one_kind(
-    running: Any, decode: FakeNode, prefill: FakeNode, new: FakeNode
+    running: pools.Running, decode: FakeNode, prefill: FakeNode, new: FakeNode
 ) -> None:
     new_prefill = FakeNode("prefill-n", "prefill", fingerprint=NEW)
     async with new_prefill, running(decode, prefill, new, new_prefill, handoff="always") as client:
@@ -94,16 +82,16 @@ async def test_a_split_request_uses_nodes_of_one_kind(
 
 
 async def test_a_kind_without_ready_nodes_gets_no_requests(
-    running: Any, decode: FakeNode, new: FakeNode
+    running: pools.Running, decode: FakeNode, new: FakeNode
 ) -> None:
     async with running(decode, new) as client:
-        await replace(client, decode, leaving=False)
+        await pools.drain_as_replaced(client, decode, leaving=False)
         await complete(client, 10)
         assert runs(decode, new) == [0, 10]
 
 
 async def test_the_model_name_selects_the_kind_and_models_lists_all_names(
-    running: Any, decode: FakeNode
+    running: pools.Running, decode: FakeNode
 ) -> None:
     newer = FakeNode("decode-n", "decode", fingerprint=NEW, model="newer", max_model_len=128)
     async with newer, running(decode, newer) as client:
@@ -117,7 +105,7 @@ async def test_the_model_name_selects_the_kind_and_models_lists_all_names(
         assert lengths == {"fake-model": 256, "newer": 128}
         assert (await client.get("/v1/models/newer"))[1]["max_model_len"] == 128
         for answer in (
-            await client.post("/v1/completions", ask(model="older")),
+            await client.post("/v1/completions", pools.ask(model="older")),
             await client.get("/v1/models/older"),
         ):
             error = answer[1]["error"]
@@ -125,120 +113,122 @@ async def test_the_model_name_selects_the_kind_and_models_lists_all_names(
             assert "'fake-model' and 'newer'" in error["message"]
 
 
-async def test_served_model_name_stands_for_both_kinds(running: Any, decode: FakeNode) -> None:
+async def test_served_model_name_stands_for_both_kinds(
+    running: pools.Running, decode: FakeNode
+) -> None:
     newer = FakeNode("decode-n", "decode", fingerprint=NEW, model="newer")
     async with newer, running(decode, newer, served_model_name="ours") as client:
         await complete(client, 40, model="ours")
         assert min(runs(decode, newer)) > 0
         assert [model["id"] for model in (await client.get("/v1/models"))[1]["data"]] == ["ours"]
-        assert (await client.post("/v1/completions", ask(model="newer")))[0] == 404
+        assert (await client.post("/v1/completions", pools.ask(model="newer")))[0] == 404
 
 
 # --- requests without tokens move -----------------------------------------------------------------
 
 
 async def test_a_request_that_waits_for_its_first_placement_moves_to_the_new_kind(
-    running: Any, decode: FakeNode, new: FakeNode
+    running: pools.Running, decode: FakeNode, new: FakeNode
 ) -> None:
     async with running(decode) as client:
         await replaced_elsewhere(client, decode)
-        answer = completing(client, model="fake-model")
-        await until(lambda: records(client))
-        await join(client, new)
+        answer = pools.completing(client, model="fake-model")
+        await until(lambda: pools.records(client))
+        await pools.join(client, new)
         reply = await answer
-        assert text(reply) == REPLY
+        assert pools.text_of(reply) == pools.REPLY
         assert reply[1]["system_fingerprint"] == NEW
         assert runs(decode, new) == [0, 1]
 
 
 async def test_a_placed_request_without_tokens_moves_to_the_new_kind_with_its_seed(
-    running: Any, decode: FakeNode, new: FakeNode
+    running: pools.Running, decode: FakeNode, new: FakeNode
 ) -> None:
     decode.script.run = "silent"
     async with running(decode) as client:
-        answer = completing(client)
+        answer = pools.completing(client)
         await until(lambda: decode.got_of(RunJob))
-        await join(client, new)
-        await replace(client, decode)
+        await pools.join(client, new)
+        await pools.drain_as_replaced(client, decode)
         reply = await answer
-        assert text(reply) == REPLY
+        assert pools.text_of(reply) == pools.REPLY
         assert reply[1]["system_fingerprint"] == NEW
-        before, after = only(decode).request, only(new, attempt=2).request
+        before, after = pools.only_job(decode).request, pools.only_job(new, attempt=2).request
         assert (after.prompt_ids, after.params) == (before.prompt_ids, before.params)
         assert [abort.attempt for abort in decode.got_of(Abort)] == [1]
-        assert await figure(client, 'baton_router_retries_total{cause="drained"}') == 1
+        assert await client.figure('baton_router_retries_total{cause="drained"}') == 1
 
 
 async def test_a_hand_off_moves_to_the_new_kind_when_both_its_nodes_drain(
-    running: Any, decode: FakeNode, prefill: FakeNode, new: FakeNode
+    running: pools.Running, decode: FakeNode, prefill: FakeNode, new: FakeNode
 ) -> None:
     prefill.script.prefill = decode.script.run = "silent"
     new_prefill = FakeNode("prefill-n", "prefill", fingerprint=NEW)
     async with new_prefill, running(decode, prefill, handoff="always") as client:
-        answer = completing(client)
+        answer = pools.completing(client)
         await until(lambda: decode.got_of(RunJob) and prefill.got_of(PrefillJob))
         client.dial(new_prefill.address)
-        await join(client, new)
-        await replace(client, prefill, decode)
-        assert text(await answer) == REPLY
+        await pools.join(client, new)
+        await pools.drain_as_replaced(client, prefill, decode)
+        assert pools.text_of(await answer) == pools.REPLY
         assert runs(new) == [1]
 
 
 async def test_a_request_without_tokens_that_a_node_hands_back_moves_to_the_new_kind(
-    running: Any, decode: FakeNode, new: FakeNode
+    running: pools.Running, decode: FakeNode, new: FakeNode
 ) -> None:
     decode.script.run = "fail"
     decode.script.failure = ErrorRecord("it has ended", DRAINED, status=503, retryable=True)
     async with running(decode) as client:
-        answer = completing(client)
+        answer = pools.completing(client)
         await until(lambda: decode.got_of(RunJob))
         await replaced_elsewhere(client, decode)
-        await join(client, new)
-        assert text(await answer) == REPLY
+        await pools.join(client, new)
+        assert pools.text_of(await answer) == pools.REPLY
 
 
 async def test_with_missing_role_fail_requests_move_to_the_new_kind_at_once(
-    running: Any, decode: FakeNode, new: FakeNode
+    running: pools.Running, decode: FakeNode, new: FakeNode
 ) -> None:
     decode.script.run = "silent"
     async with running(decode, new, missing_role="fail", unready_wait_s=0.0) as client:
-        answers = [completing(client) for _ in range(20)]
+        answers = [pools.completing(client) for _ in range(20)]
         await until(lambda: sum(runs(decode, new)) == 20)
-        await replace(client, decode)
-        assert {text(await answer) for answer in answers} == {REPLY}
+        await pools.drain_as_replaced(client, decode)
+        assert {pools.text_of(await answer) for answer in answers} == {pools.REPLY}
 
 
 # --- requests with tokens do not move -------------------------------------------------------------
 
 
 async def test_a_stream_past_the_drain_deadline_ends_with_an_error_that_names_the_revision(
-    running: Any, decode: FakeNode, new: FakeNode
+    running: pools.Running, decode: FakeNode, new: FakeNode
 ) -> None:
     decode.script.run = "half"
     async with running(decode) as client:
-        body = ask(stream=True)
+        body = pools.ask(stream=True)
         async with client.session.post(client.url + "/v1/completions", json=body) as response:
-            await half_sent(client)
-            await join(client, new)
-            await replace(client, decode)
+            await pools.half_sent(client)
+            await pools.join(client, new)
+            await pools.drain_as_replaced(client, decode)
             events = [line for line in (await response.text()).split("\n\n") if line]
         *deltas, last = [json.loads(event.removeprefix("data: ")) for event in events]
         assert last == {"error": ERROR}
         streamed_text = "".join(delta["choices"][0]["text"] for delta in deltas)
-        assert streamed_text == REPLY[: len(deltas)]
+        assert streamed_text == pools.REPLY[: len(deltas)]
         assert [abort.attempt for abort in decode.got_of(Abort)] == [1]
         assert (runs(new), await client.unfinished()) == ([0], 0)
 
 
 @pytest.mark.parametrize("cause", ["leaves", "hands back", "is lost"])
 async def test_a_started_call_without_streaming_ends_with_a_retryable_503(
-    half_answered: Any, decode: FakeNode, new: FakeNode, cause: str
+    half_answered: pools.RunningRequest, decode: FakeNode, new: FakeNode, cause: str
 ) -> None:
     async with half_answered(decode) as (client, answer):
-        await join(client, new)
-        await replace(client, decode, leaving=cause == "leaves")
+        await pools.join(client, new)
+        await pools.drain_as_replaced(client, decode, leaving=cause == "leaves")
         if cause == "hands back":
-            request = only(decode).request
+            request = pools.only_job(decode).request
             decode.script.failure = ErrorRecord("it has ended", DRAINED, 503, retryable=True)
             await decode.say(JobFailed(request.id, 1, decode.script.failure))
         elif cause == "is lost":
@@ -249,69 +239,69 @@ async def test_a_started_call_without_streaming_ends_with_a_retryable_503(
 
 
 async def test_before_the_drain_deadline_a_request_finishes_on_its_node(
-    running: Any, decode: FakeNode, new: FakeNode
+    running: pools.Running, decode: FakeNode, new: FakeNode
 ) -> None:
     decode.script.token_s = 0.03
     async with running(decode) as client:
-        answer = completing(client)
-        await half_sent(client)
-        await join(client, new)
-        await replace(client, decode, leaving=False)
-        assert text(await answer) == REPLY
+        answer = pools.completing(client)
+        await pools.half_sent(client)
+        await pools.join(client, new)
+        await pools.drain_as_replaced(client, decode, leaving=False)
+        assert pools.text_of(await answer) == pools.REPLY
         assert runs(decode, new) == [1, 0]
         assert decode.got_of(DrainNode) == [DrainNode(0.0, "", "r2")]
 
 
 async def test_a_started_request_waits_while_a_node_of_its_kind_may_come_back(
-    half_answered: Any, decode: FakeNode, other: FakeNode, new: FakeNode
+    half_answered: pools.RunningRequest, decode: FakeNode, other: FakeNode, new: FakeNode
 ) -> None:
     async with half_answered(decode) as (client, answer):
-        await join(client, other)
-        await join(client, new)
+        await pools.join(client, other)
+        await pools.join(client, new)
         await other.say_load("draining")
-        await until(lambda: not ready(client, other))
-        await replace(client, decode, leaving=False)
+        await until(lambda: not pools.is_ready(client, other))
+        await pools.drain_as_replaced(client, decode, leaving=False)
         await decode.stop()
-        await until(lambda: [record.phase for record in records(client)] == ["waiting"])
+        await until(lambda: [record.phase for record in pools.records(client)] == ["waiting"])
         await other.say_load("ready")
-        assert text(await answer) == REPLY
+        assert pools.text_of(await answer) == pools.REPLY
         assert runs(other, new) == [1, 0]
 
 
 async def test_a_waiting_request_fails_once_no_node_of_its_kind_can_come_back(
-    half_answered: Any, decode: FakeNode, other: FakeNode, new: FakeNode
+    half_answered: pools.RunningRequest, decode: FakeNode, other: FakeNode, new: FakeNode
 ) -> None:
     async with half_answered(decode) as (client, answer):
-        await join(client, other)
-        await join(client, new)
+        await pools.join(client, other)
+        await pools.join(client, new)
         await other.say_load("draining")
-        await until(lambda: not ready(client, other))
-        await replace(client, decode, leaving=False)
+        await until(lambda: not pools.is_ready(client, other))
+        await pools.drain_as_replaced(client, decode, leaving=False)
         await decode.stop()
-        await until(lambda: [record.phase for record in records(client)] == ["waiting"])
-        await replace(client, other, leaving=False)
+        await until(lambda: [record.phase for record in pools.records(client)] == ["waiting"])
+        await pools.drain_as_replaced(client, other, leaving=False)
         assert (await answer)[:2] == (503, {"error": ERROR})
 
 
 async def test_a_request_waits_for_a_node_that_drains_for_another_reason(
-    half_answered: Any, decode: FakeNode, new: FakeNode
+    half_answered: pools.RunningRequest, decode: FakeNode, new: FakeNode
 ) -> None:
     async with half_answered(decode) as (client, answer):
-        await join(client, new)
+        await pools.join(client, new)
         await decode.say_load("draining", leaving=True)
-        await until(lambda: not ready(client, decode))
-        [record] = records(client)
+        await until(lambda: not pools.is_ready(client, decode))
+        [record] = pools.records(client)
         assert (record.phase, record.decode) == ("running", "decode-0")
         decode.script.run = "answer"
         decode.report = msgspec.structs.replace(decode.report, state="ready")
         await decode.restart("epoch-2")
-        assert text(await answer) == REPLY
+        assert pools.text_of(await answer) == pools.REPLY
         assert runs(new) == [0]
 
 
 @pytest.mark.parametrize("differs", ["length", "tokenizer"])
 async def test_a_request_that_does_not_fit_the_new_kind_fails_before_it_starts(
-    running: Any, decode: FakeNode, differs: str
+    running: pools.Running, decode: FakeNode, differs: str
 ) -> None:
     files = byte_artifacts(VOCAB)
     if differs == "tokenizer":
@@ -323,8 +313,8 @@ async def test_a_request_that_does_not_fit_the_new_kind_fails_before_it_starts(
     other.artifacts = {digest(data): data for data in files.values()}
     async with other, running(decode) as client:
         await replaced_elsewhere(client, decode)
-        answer = completing(client)
-        await until(lambda: records(client))
-        await join(client, other)
+        answer = pools.completing(client)
+        await until(lambda: pools.records(client))
+        await pools.join(client, other)
         assert (await answer)[:2] == (503, {"error": ERROR})
         assert runs(decode, other) == [0, 0]

@@ -65,7 +65,7 @@ def place(
     rec: RequestRecord, decode: NodeId, prefill: NodeId | None = None, findable: int = 0
 ) -> list[Action]:
     uncached = len(rec.request.prompt_ids) - findable
-    return rec.placed(placement_on(decode, prefill, uncached=uncached), EPOCH, BASIS)
+    return rec.start_attempt(placement_on(decode, prefill, uncached=uncached), EPOCH, BASIS)
 
 
 def delta(choice: int, offset: int, *ids: int, attempt: int = 1, **more: Any) -> Delta:
@@ -244,13 +244,13 @@ def test_the_next_attempt_continues_the_open_choices_behind_the_client_s_tokens(
     assert emitted(rec.on_delta(OTHER, delta(0, 2, 7, attempt=2))) == [delta(0, 2, 7, attempt=2)]
 
 
-def test_after_a_lost_prefill_node_the_request_stays_parked_until_no_first() -> None:
+def test_after_a_lost_prefill_node_the_request_stays_parked_until_give_up_prefill() -> None:
     rec = record()
     actions = rec.on_lost(PREFILL, "link")
     assert actions == [Send(PREFILL, Abort(RID, 1)), Regroup("link", PREFILL)]
     assert rec.on_prefill_done(PREFILL, done(delta(0, 0, 7))) == []
     assert rec.on_delta(DECODE, delta(0, 0, 5)) == []
-    assert rec.no_first("it is gone") == [Send(DECODE, NoFirstTokens(RID, 1, "it is gone"))]
+    assert rec.give_up_prefill("it is gone") == [Send(DECODE, NoFirstTokens(RID, 1, "it is gone"))]
     assert emitted(rec.on_delta(DECODE, delta(0, 0, 5))) == [delta(0, 0, 5)]
 
 
@@ -278,7 +278,7 @@ def test_three_losses_without_a_token_end_the_request(split: bool) -> None:
 def test_a_lost_prefill_node_is_a_strike() -> None:
     rec = record()
     rec.on_lost(PREFILL, "link")
-    rec.no_first("gone")
+    rec.give_up_prefill("gone")
     rec.on_lost(DECODE, "link")
     assert (rec.strikes, rec.on_probation) == (2, True)
     place(rec, DECODE, PREFILL)
@@ -453,7 +453,7 @@ def test_tokens_that_a_lost_prefill_node_computed_do_not_count_as_cached() -> No
     rec = RequestRecord(record().request, Clock())
     place(rec, DECODE, PREFILL, findable=1)
     rec.on_lost(PREFILL, "link")
-    rec.no_first("gone")
+    rec.give_up_prefill("gone")
     stats = RequestStats(prompt_tokens=2, fetched_tokens=2)
     rec.on_delta(DECODE, delta(0, 0, 5, finish="stop", stats=stats))
     assert rec.cached_tokens == 1
@@ -504,12 +504,12 @@ def test_append_tokens_takes_exactly_the_deltas_that_on_delta_only_emits(
     deltas: list[Delta], node: NodeId
 ) -> None:
     fast, slow = record(n=2, split=False), record(n=2, split=False)
-    for each in deltas:
-        actions = slow.on_delta(node, each)
-        if fast.append_tokens(node, each):
-            assert actions == [Emit(each)]
+    for next_delta in deltas:
+        actions = slow.on_delta(node, next_delta)
+        if fast.append_tokens(node, next_delta):
+            assert actions == [Emit(next_delta)]
         else:
-            assert fast.on_delta(node, each) == actions
+            assert fast.on_delta(node, next_delta) == actions
         assert (fast.outputs, fast.phase) == (slow.outputs, slow.phase)
         assert (fast.open, fast.attempt, fast.strikes) == (slow.open, slow.attempt, slow.strikes)
 
@@ -592,7 +592,7 @@ def test_a_wait_lasts_until_a_placement_or_a_new_reason() -> None:
     rec = RequestRecord(record().request, clock)
     for now, why in ((1.0, "no node"), (2.0, "no node"), (3.0, "its turn")):
         clock.now = now
-        rec.wait(why)
+        rec.note_wait(why)
     assert rec.waits_for == "its turn"
     clock.now = 5.0
     place(rec, DECODE)
@@ -606,7 +606,7 @@ def test_a_wait_lasts_until_a_placement_or_a_new_reason() -> None:
 def test_a_cancelled_request_ends_its_wait() -> None:
     clock = Clock(1.0)
     rec = RequestRecord(record().request, clock)
-    rec.wait("no node")
+    rec.note_wait("no node")
     clock.now = 4.0
     rec.cancel(ERROR)
     assert (rec.waits[0].until, rec.attempts, rec.end) == (4.0, [], "failed")
@@ -644,7 +644,7 @@ def test_after_no_first_the_same_attempt_continues_on_the_decode_node() -> None:
     rec.on_lost(PREFILL, "link")
     assert (rec.attempts[0].ended, rec.prefill) == ("link", None)
     clock.now = 2.0
-    rec.no_first("gone")
+    rec.give_up_prefill("gone")
     clock.now = 3.0
     (emit,) = rec.on_delta(DECODE, delta(0, 0, 5))
     assert emit == Emit(delta(0, 0, 5))  # no times: the prediction was for the pair
@@ -700,7 +700,7 @@ def test_a_record_keeps_the_first_and_a_bounded_number_of_last_attempts_and_wait
     rec = RequestRecord(record().request, Clock())
     drained = ErrorRecord("leaving", DRAINED, status=503, retryable=True)
     for number in range(1, 101):
-        rec.wait(f"wait {number}")
+        rec.note_wait(f"wait {number}")
         place(rec, DECODE)
         rec.on_failed(DECODE, JobFailed(RID, number, drained))
     assert (len(rec.attempts), rec.left_out) == (KEPT_ATTEMPTS, 100 - KEPT_ATTEMPTS)

@@ -194,14 +194,14 @@ class ModelNode:
     def _delta(self, job: Job, choice: int, count: int) -> Delta:
         length, start = self.lengths[choice], job.have[choice]
         until = min(length, start + count)
-        known = len(text_of(choice, start, length))
+        overlap = len(text_of(choice, start, length))
         return Delta(
             RID,
             job.attempt,
             choice,
             start,
             ids=tuple(token(choice, position) for position in range(start, until)),
-            text=text_of(choice, until, length)[known:],
+            text=text_of(choice, until, length)[overlap:],
             finish="length" if until == length else None,
         )
 
@@ -257,7 +257,7 @@ class Pool(RuleBasedStateMachine):
             self.place_on(decode, prefill)
         else:
             self.regrouping = False
-            self.apply(self.record.no_first("no other node"))
+            self.apply(self.record.give_up_prefill("no other node"))
 
     @precondition(lambda self: self.record.phase == "running")
     @rule(decode=decodes)
@@ -281,7 +281,7 @@ class Pool(RuleBasedStateMachine):
         for name in pair:
             self.nodes[name].link_up()
         self.serving[self.record.attempt + 1] = pair
-        self.apply(self.record.placed(placement_on(decode, prefill), Epoch("e"), BASIS))
+        self.apply(self.record.start_attempt(placement_on(decode, prefill), Epoch("e"), BASIS))
 
     # --- nodes at work ----------------------------------------------------------------------------
 

@@ -21,8 +21,8 @@ from baton_protocol.link import (
     RunJob,
     ToNode,
 )
+from tests.router import pools
 from tests.support.nodes.fake_node import FakeNode
-from tests.support.pools.failing_pool import REPLY, join, replace, text
 from tests.support.waiting import until
 
 pytestmark = pytest.mark.integration
@@ -37,21 +37,21 @@ NODES: dict[str, dict[str, Any]] = {
 }
 
 
-async def leaves(client: Any, node: FakeNode) -> None:
+async def leaves(client: pools.Client, node: FakeNode) -> None:
     """The node drains, and its drain deadline is over."""
     await node.say_load("draining", leaving=True)
 
 
-async def is_replaced(client: Any, node: FakeNode) -> None:
+async def is_replaced(client: pools.Client, node: FakeNode) -> None:
     """Like `leaves`, for a roll-out to r2."""
-    await replace(client, node)
+    await pools.drain_as_replaced(client, node)
 
 
-async def dies(client: Any, node: FakeNode) -> None:
+async def dies(client: pools.Client, node: FakeNode) -> None:
     await node.stop()
 
 
-async def loses_its_link(client: Any, node: FakeNode) -> None:
+async def loses_its_link(client: pools.Client, node: FakeNode) -> None:
     node.cut_links()
 
 
@@ -245,8 +245,8 @@ def summary(frames: Iterable[ToNode]) -> list[str]:
     lines = []
     for frame in frames:
         if isinstance(frame, RunJob):
-            known = len(frame.request.outputs[0])
-            lines.append(f"run {frame.request.attempt}" + (f" from {known}" if known else ""))
+            length = len(frame.request.outputs[0])
+            lines.append(f"run {frame.request.attempt}" + (f" from {length}" if length else ""))
         elif isinstance(frame, PrefillJob):
             lines.append(f"prefill {frame.request.attempt} for {frame.decode_node}")
         elif isinstance(frame, Abort):
@@ -260,7 +260,7 @@ def summary(frames: Iterable[ToNode]) -> list[str]:
 
 @pytest.mark.parametrize("row", ROWS, ids=str)
 async def test_the_client_gets_the_whole_reply_and_nodes_get_only_the_needed_frames(
-    half_answered: Any, handing_off: Any, row: Row
+    half_answered: pools.RunningRequest, handing_off: pools.RunningRequest, row: Row
 ) -> None:
     opened = half_answered if row.at == "half" else handing_off
     async with AsyncExitStack() as stack:
@@ -273,12 +273,12 @@ async def test_the_client_gets_the_whole_reply_and_nodes_get_only_the_needed_fra
             opened(*(nodes[name] for name in initial), **row.settings)
         )
         for name in row.joins:
-            await join(client, nodes[name])
+            await pools.join(client, nodes[name])
         for node in nodes.values():
             node.script.prefill = node.script.run = "answer"
         await row.event(client, nodes[row.node])
         reply = await answer
-        assert text(reply) == REPLY
+        assert pools.text_of(reply) == pools.REPLY
         placement, _, again = reply[2]["x-baton-placement"].partition("; placed again: ")
         assert (placement.split(": ")[0], again) == (row.placement, row.again)
         await until(lambda: {name: summary(node.got) for name, node in nodes.items()} == row.frames)

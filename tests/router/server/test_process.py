@@ -15,6 +15,7 @@ import aiohttp
 import pytest
 
 from baton_protocol.link import Abort, RunJob
+from tests.router import pools
 from tests.support.nodes.fake_node import FakeNode
 
 pytestmark = pytest.mark.integration
@@ -110,7 +111,7 @@ async def test_the_second_signal_ends_the_stream_with_an_error_and_aborts_the_jo
 
 
 async def test_a_connection_that_arrives_with_the_shutdown_gets_an_answer(
-    running: Any, decode: FakeNode
+    running: pools.Running, decode: FakeNode
 ) -> None:
     """asyncio takes the connection in one pass of its loop and reads from it in the next. The
     shutdown begins between the two."""

@@ -11,16 +11,9 @@ import numpy as np
 
 from baton_protocol.ids import NodeId
 from baton_protocol.store import Role, Speeds
-from baton_router.placement.policy import (
-    FALLBACK,
-    SPEEDS,
-    Missing,
-    NodeGroup,
-    Placement,
-    Policy,
-    RequestFacts,
-    place,
-)
+from baton_router.placement.costs import FALLBACK, SPEEDS, NodeGroup, RequestFacts
+from baton_router.placement.placement import Missing, Placement
+from baton_router.placement.policy import PlacementPolicy, place
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -75,7 +68,7 @@ def candidates_of(group: NodeGroup, role: Role) -> list[Candidate]:
 def place_among(
     facts: RequestFacts,
     nodes: Sequence[Candidate],
-    policy: Policy,
+    policy: PlacementPolicy,
     rng: random.Random,
     turn: int = 0,
 ) -> Placement | Missing:

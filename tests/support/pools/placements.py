@@ -5,8 +5,8 @@ from __future__ import annotations
 from typing import Any
 
 from baton_protocol.ids import NodeId
-from baton_router.placement.policy import Placement
-from baton_router.requests.state import PlacementBasis
+from baton_router.placement.placement import Placement
+from baton_router.requests.attempt import PlacementBasis
 
 BASIS = PlacementBasis(store_up=True, chunks=4, stored_chunks=2, exact="bitwise")
 

@@ -1,19 +1,21 @@
-"""What the router records of a finished request: one access log line, and times in histograms."""
+"""What the router records of a finished request: one log line, and times in histograms."""
 
 from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import pytest
 
 from baton_protocol.ids import RequestId
 from baton_protocol.link import Delta, RequestStats, RunJob
-from baton_router.http.response import Stopwatch
+from baton_router.http.stopwatch import Stopwatch
 from baton_router.metrics.router_metrics import Demand, RouterMetrics
 from baton_router.nodes.pool_view import PoolView
+from baton_router.requests.context import RequestContext
+from tests.router import pools
 from tests.support.nodes.fake_node import FakeNode
 from tests.support.waiting import until
 
@@ -21,10 +23,11 @@ pytestmark = pytest.mark.integration
 
 SECRET = "nobody may read this"
 CHAT = {"messages": [{"role": "user", "content": SECRET}], "max_tokens": 4}
+Lines = Callable[[], list[dict[str, Any]]]
 
 
 @pytest.fixture
-def lines(caplog: pytest.LogCaptureFixture) -> Any:
+def lines(caplog: pytest.LogCaptureFixture) -> Lines:
     """`lines()` returns the fields of each access log line so far. The log level is DEBUG."""
     caplog.set_level(logging.DEBUG)
 
@@ -39,7 +42,7 @@ def lines(caplog: pytest.LogCaptureFixture) -> Any:
 
 
 async def test_an_answered_request_has_one_log_line_with_its_figures_and_no_content(
-    running: Any, decode: FakeNode, lines: Any, caplog: pytest.LogCaptureFixture
+    running: pools.Running, decode: FakeNode, lines: Lines, caplog: pytest.LogCaptureFixture
 ) -> None:
     async with running(decode) as client:
         _, body, headers = await client.post("/v1/chat/completions", CHAT)
@@ -69,7 +72,7 @@ KV = RequestStats(
 
 
 async def test_a_log_line_has_matched_fetched_and_declined_tokens(
-    running: Any, decode: FakeNode, lines: Any
+    running: pools.Running, decode: FakeNode, lines: Lines
 ) -> None:
     decode.script.stats = KV
     async with running(decode) as client:
@@ -95,7 +98,7 @@ async def test_a_log_line_has_matched_fetched_and_declined_tokens(
 
 
 async def test_a_hand_off_s_kv_figures_come_from_the_prefill_node(
-    running: Any, decode: FakeNode, prefill: FakeNode, lines: Any
+    running: pools.Running, decode: FakeNode, prefill: FakeNode, lines: Lines
 ) -> None:
     prefill.script.stats = KV
     async with running(decode, prefill, handoff="always") as client:
@@ -106,7 +109,7 @@ async def test_a_hand_off_s_kv_figures_come_from_the_prefill_node(
 
 
 async def test_without_stored_chunks_there_is_no_fetch_prediction(
-    running: Any, decode: FakeNode
+    running: pools.Running, decode: FakeNode
 ) -> None:
     async with running(decode) as client:
         await client.post("/v1/completions", {"prompt": "a", "max_tokens": 3})
@@ -115,7 +118,9 @@ async def test_without_stored_chunks_there_is_no_fetch_prediction(
     assert "baton_router_fetch_seconds_count 0.0\n" in page
 
 
-async def test_a_refused_request_has_a_log_line(running: Any, decode: FakeNode, lines: Any) -> None:
+async def test_a_refused_request_has_a_log_line(
+    running: pools.Running, decode: FakeNode, lines: Lines
+) -> None:
     async with running(decode) as client:
         await client.post("/v1/completions", {"prompt": SECRET, "top_p": 2})
     [line] = lines()
@@ -124,7 +129,7 @@ async def test_a_refused_request_has_a_log_line(running: Any, decode: FakeNode, 
 
 
 async def test_a_failed_stream_is_logged_with_the_failure_s_status(
-    running: Any, decode: FakeNode, lines: Any
+    running: pools.Running, decode: FakeNode, lines: Lines
 ) -> None:
     decode.script.run = "fail"
     async with running(decode) as client:
@@ -133,7 +138,9 @@ async def test_a_failed_stream_is_logged_with_the_failure_s_status(
     assert (line["status"], line["error"], line["attempts"]) == (500, "engine_error", 1)
 
 
-async def test_a_disconnect_is_logged_as_499(running: Any, decode: FakeNode, lines: Any) -> None:
+async def test_a_disconnect_is_logged_as_499(
+    running: pools.Running, decode: FakeNode, lines: Lines
+) -> None:
     decode.script.run = "half"
     async with running(decode) as client:
         body = {"prompt": "x", "stream": True}
@@ -146,7 +153,7 @@ async def test_a_disconnect_is_logged_as_499(running: Any, decode: FakeNode, lin
 
 
 async def test_a_request_that_moved_to_another_node_is_recorded_once(
-    running: Any, decode: FakeNode, lines: Any
+    running: pools.Running, decode: FakeNode, lines: Lines
 ) -> None:
     async with FakeNode("decode-1", "decode") as other, running(decode, other) as client:
         decode.script.run = other.script.run = "half"
@@ -170,11 +177,11 @@ def observed(deltas: Iterable[tuple[float, tuple[int, ...]]]) -> dict[str, tuple
     """Count and sum of each histogram after the deltas (time, ids) of one choice."""
     now = 0.0
     metrics = RouterMetrics(PoolView(lambda: now, 10), Demand("router-1", lambda: now))
-    watch = Stopwatch(metrics, lambda: now, 0.0)
+    watch = Stopwatch(metrics, lambda: now, RequestContext("r", 0.0))
     for at, ids in deltas:
         now = at
-        watch.record([(0, Delta(RequestId("r"), 1, 0, 0, ids=ids))])
-    watch.ended()
+        watch.record_batch([(0, Delta(RequestId("r"), 1, 0, 0, ids=ids))])
+    watch.record_end()
     names = ("time_to_first_token", "inter_token_latency", "e2e_request_latency")
     value = metrics.registry.get_sample_value
     return {

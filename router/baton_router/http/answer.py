@@ -1,0 +1,157 @@
+"""The answer to one call, from its first prompt's turn to its last byte.
+
+In: the prompts' starter, and the output that their requests put into the answer's queue. Out: the
+HTTP response, an SSE stream or one JSON object. A stream sends its headers with the first token. If
+that takes longer than `keepalive_s`, it sends them with a comment line, and another comment after
+each such time without a token.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from functools import partial
+
+import msgspec
+from aiohttp import web
+
+from baton_protocol.errors import DeadlineExceeded, ErrorRecord, SlowClient
+from baton_protocol.link import Delta
+from baton_router.http.answer_encoder import AnswerEncoder
+from baton_router.http.event_stream import WAITING, EventStream
+from baton_router.http.prompt_starter import PromptStarter
+from baton_router.http.stopwatch import Stopwatch
+from baton_router.requests.context import RequestContext
+from baton_router.requests.output_queue import Batch, OutputQueue
+from baton_router.settings import RouterSettings
+
+# Limit beyond what kernel and transport buffer (some MB). An unread token takes about 0.3 kB.
+UNREAD_TOKENS = 4096
+UNREAD_PER_CHOICE = 64  # all choices of a call produce tokens at once
+JSON_TYPE = "application/json"
+
+
+class Answer:
+    """Owns all that runs for one answer: the starter of its prompts, their output, and the timers
+    of its deadline and of a slow client. Call respond() once; it ends what is left.
+
+    `events` is the stream to write; None for an answer in one piece."""
+
+    def __init__(
+        self,
+        starter: PromptStarter,
+        encoder: AnswerEncoder,
+        events: EventStream | None,
+        *,
+        context: RequestContext,
+        watch: Stopwatch,
+        settings: RouterSettings,
+        clock: Callable[[], float],
+    ) -> None:
+        self._starter = starter
+        self._encoder = encoder
+        self._events = events
+        self._context = context
+        self._watch = watch
+        self._settings = settings
+        self._clock = clock
+        max_unread = None  # an answer in one piece buffers nothing for its client
+        if events is not None:
+            max_unread = UNREAD_TOKENS + UNREAD_PER_CHOICE * starter.choices
+        self._output = OutputQueue(starter.prompts, max_unread, self._on_overflow)
+        self._cut_off: asyncio.TimerHandle | None = None
+
+    async def respond(self, deadline: float) -> web.StreamResponse:
+        """Start the call and write its answer. `deadline` is a time of the clock. Every failure
+        raises, even after the stream has begun."""
+        await self._starter.start_first(self._output, self._events)
+        # From here on, await only inside the try, so that a client that leaves ends its requests.
+        time_left_s = max(0.0, deadline - self._clock())
+        timer = asyncio.get_running_loop().call_later(time_left_s, self._time_out)
+        self._context.in_flight = self._starter.in_flight
+        try:
+            if self._events is not None:
+                return await self._stream(self._events)
+            return web.Response(body=await self._collect(), content_type=JSON_TYPE)
+        finally:
+            timer.cancel()
+            self._output.cancel_timers()
+            if self._cut_off is not None:
+                self._cut_off.cancel()
+            self._starter.end_call(self._context.usage() if self._context.attempts else None)
+
+    async def _collect(self) -> bytes:
+        """The JSON of an answer in one piece. Raise RequestFailed."""
+        while batch := await self._next_batch(None):
+            self._encoder.collect(batch)
+        self._watch.record_end()
+        return await self._encoder.encode_whole()
+
+    async def _stream(self, events: EventStream) -> web.StreamResponse:
+        """Stream the answer. Raise RequestFailed after writing everything before the failure."""
+        while True:
+            data, more = await self._next_bytes(events.keepalive_s)
+            if not more:
+                self._watch.record_end()
+                return await events.end_stream(data)
+            await events.write_event(data)
+            if self._context.generates:
+                self._output.pour = partial(self._pour, events)
+
+    async def _next_bytes(self, keepalive_s: float) -> tuple[bytes, bool]:
+        """The stream's next bytes, possibly empty, and whether more follow."""
+        try:
+            batch = await self._next_batch(keepalive_s)
+        except TimeoutError:
+            return WAITING, True
+        data = await self._encoder.encode(batch) if batch else b""
+        if batch and not self._output.over:
+            return data, True
+        return data + await self._encoder.encode_end(), False
+
+    async def _next_batch(self, patience_s: float | None) -> Batch:
+        batch = await self._output.next_batch(patience_s)
+        self._watch.record_batch(batch)
+        if self._context.generates:
+            return batch
+        return [(slot, _without_output(delta)) for slot, delta in batch]
+
+    def _pour(self, events: EventStream, batch: Batch) -> bool:
+        """Write a batch at once, without waking the handler. False: the handler has to do it."""
+        if not events.flows or self._encoder.is_slow(batch):
+            return False
+        self._watch.record_batch(batch)
+        events.push_event(self._encoder.encode_now(batch))
+        return True
+
+    # --- early ends -------------------------------------------------------------------------------
+
+    def _time_out(self) -> None:
+        limit_s = self._settings.request_timeout_s
+        error = DeadlineExceeded(f"the request did not finish within {limit_s:g} s")
+        self._fail(error.record())
+
+    def _on_overflow(self) -> None:
+        """Schedule the end of the call; the dispatcher calls this in the middle of its work."""
+        error = SlowClient(
+            "the client does not read the stream: more tokens are unread than the router "
+            "buffers; read faster, or ask for an answer without `stream`"
+        )
+        asyncio.get_running_loop().call_soon(self._fail, error.record())
+
+    def _fail(self, error: ErrorRecord) -> None:
+        """Fail the requests and the output. Cut off a client that does not read the error either;
+        the context notes the error, as such a client does not see it."""
+        self._starter.fail_requests(error)
+        self._output.put_error(error)
+        if self._events is not None and self._cut_off is None:
+            self._context.failure = error
+            self._cut_off = asyncio.get_running_loop().call_later(
+                self._settings.tunables.cut_off_s, self._events.abort_connection
+            )
+
+
+def _without_output(delta: Delta) -> Delta:
+    """The delta without its output, for a call that only asks about its prompt."""
+    finish = None if delta.finish is None else "length"
+    return msgspec.structs.replace(delta, ids=(), text="", logprobs=(), finish=finish, stop=None)

@@ -1,0 +1,89 @@
+"""Writes one call's server-sent events to its client.
+
+In: the bytes of events. Out: an HTTP response that starts with the first event. An error before
+that is an HTTP status; an error after it is an event. After a timeout without tokens the caller
+sends a comment, because clients and proxies close silent connections.
+"""
+
+from __future__ import annotations
+
+from aiohttp import web
+
+from baton_protocol.errors import ErrorRecord
+from baton_router.openai.answers import ErrorAnswer, event
+
+STREAM_HEADERS = {
+    "Content-Type": "text/event-stream; charset=utf-8",
+    "Cache-Control": "no-cache",
+    "X-Accel-Buffering": "no",  # tell proxies not to buffer tokens
+}
+WAITING = b": waiting\n\n"  # an SSE comment, which clients ignore
+
+
+class _Stream(web.StreamResponse):
+    """Sends the headers and the first event in one write."""
+
+    _send_headers_immediately = False
+
+
+class EventStream:
+    """The stream of one call. Call keep_alive() after `keepalive_s` seconds without an event."""
+
+    def __init__(self, request: web.Request, keepalive_s: float) -> None:
+        self.keepalive_s = keepalive_s
+        self._request = request
+        self._response: web.StreamResponse | None = None
+        self._chunked = False
+
+    @property
+    def begun(self) -> bool:
+        return self._response is not None
+
+    async def write_event(self, data: bytes) -> None:
+        """Write an event. Empty data only starts the response."""
+        response = self._response or await self._begin()
+        await response.write(data)
+
+    async def keep_alive(self) -> None:
+        await self.write_event(WAITING)
+
+    @property
+    def flows(self) -> bool:
+        """True if the stream has begun and the system has taken all data: push_event() may be used.
+        Otherwise use write_event(), which waits for the client."""
+        transport = self._request.transport
+        return (
+            self._chunked
+            and transport is not None
+            and not transport.is_closing()
+            and not transport.get_write_buffer_size()
+        )
+
+    def push_event(self, data: bytes) -> None:
+        """Write at once; only while `flows` is True."""
+        assert self._request.transport is not None
+        if data:  # an empty chunk would end the stream
+            self._request.transport.write(b"%x\r\n%b\r\n" % (len(data), data))
+
+    async def end_with_error(self, error: ErrorRecord) -> web.StreamResponse:
+        """Write the error as the last event, without a [DONE]."""
+        await self.write_event(event(ErrorAnswer.of(error)))
+        return await self.end_stream()
+
+    async def end_stream(self, data: bytes = b"") -> web.StreamResponse:
+        """Write `data` and the end of the stream in one write."""
+        response = self._response or await self._begin()
+        await response.write_eof(data)
+        return response
+
+    def abort_connection(self) -> None:
+        """Close the connection and drop what the client has not read."""
+        if self._request.transport is not None:
+            self._request.transport.abort()
+
+    async def _begin(self) -> web.StreamResponse:
+        response = _Stream(headers=STREAM_HEADERS)
+        await response.prepare(self._request)
+        self._response = response
+        self._chunked = response.headers.get("Transfer-Encoding") == "chunked"
+        return response

@@ -1,0 +1,47 @@
+"""The parts that record how each request began and ended: metrics, log, explanations, traces."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from aiohttp import web
+
+from baton_router.metrics.router_metrics import RouterMetrics
+from baton_router.observability.explanation import ExplanationHistory
+from baton_router.observability.request_log import log_request
+from baton_router.observability.tracing import Tracing
+from baton_router.requests.context import RequestContext
+
+CONTEXT = web.RequestKey("context", RequestContext)  # set by the outer middleware in `app`
+
+logger = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Observers:
+    """`refused` counts errors by code."""
+
+    metrics: RouterMetrics
+    refused: Callable[[str], None]
+    explanations: ExplanationHistory
+    tracing: Tracing
+
+    def begin_call(self, context: RequestContext, traceparent: str) -> None:
+        context.trace = self.tracing.begin_call(traceparent)
+        self.explanations.begin_call(context)
+
+    def end_call(self, context: RequestContext, status: int, now: float) -> None:
+        """Record the end of a call. A bug in explanation or tracing must not cost the answer."""
+        self.metrics.answered(context.endpoint, status)
+        log_request(context, status, now)
+        if context.failure is not None:
+            self.refused(context.failure.code)
+        try:
+            self.explanations.end_call(context, status)
+            self.tracing.end_call(context, status)
+        except Exception:
+            logger.exception(
+                "cannot record the request's explanation or trace", extra={"request": context.id}
+            )

@@ -1,0 +1,143 @@
+"""Chooses nodes for a request, books their load and releases the bookings.
+
+In: requests, the pool's view, the store's markers. Out: a placement, or what is missing. Reading
+the view, deciding and booking happen without an await in between.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Sequence
+from dataclasses import replace
+
+from baton_protocol import STRUCTURED_SINCE
+from baton_protocol.ids import BlockHash, Epoch, NodeId
+from baton_protocol.store import Exact, Kind, exact_together
+from baton_router.nodes.pool_view import PoolView
+from baton_router.nodes.prefix_index import Markers
+from baton_router.placement.costs import RequestFacts
+from baton_router.placement.placement import Missing, Placement
+from baton_router.placement.policy import PlacementPolicy, place
+from baton_router.requests.in_flight import InFlightRequest
+
+Stored = Sequence[bool]
+
+
+class Placer:
+    """Places requests on the nodes of one view, by one policy."""
+
+    def __init__(
+        self, view: PoolView, markers: Markers, policy: PlacementPolicy, rng: random.Random
+    ) -> None:
+        self.view = view
+        self._markers = markers
+        self.policy = policy
+        self._rng = rng
+        self._turn = 0  # counts placements, for the round-robin ranking
+
+    async def look_up_chunks(self, kind: Kind, chunks: Sequence[BlockHash]) -> list[bool]:
+        """Whether the store holds each of these chunks; all False if its index does not answer."""
+        return await self._markers.stored(kind.fingerprint, chunks)
+
+    @property
+    def store_up(self) -> bool:
+        """False if the store's index is known to be down: no chunks can be handed off."""
+        return self._markers.up is not False
+
+    def is_reachable(self, node: NodeId) -> bool:
+        """Whether the link to the node is up."""
+        view = self.view.nodes.get(node)
+        return view is not None and view.connected
+
+    def is_served(self, kind: Kind) -> bool:
+        """Whether any node of this kind is ready."""
+        return next(self.view.ready(kind), None) is not None
+
+    def replacing_revision(self, kind: Kind) -> str:
+        """The revision that has replaced all nodes of this kind; "" if one may still come back."""
+        return self.view.rolled_out(kind)
+
+    def count_existing_chunks(self, request: InFlightRequest, stored: Stored) -> int:
+        """Number of leading chunks of the prompt on one node, plus later ones in the store."""
+        held = self.view.chunks.longest(request.prepared.chunks)
+        return held + sum(stored[held:])
+
+    def find_placement(
+        self, request: InFlightRequest, stored: Stored, now: float
+    ) -> Placement | Missing:
+        """Choose a place. From its second attempt on, a request may run on a node of any role."""
+        record = request.record
+        policy = self._policy_of(request)
+        sample = next(self.view.ready(request.prepared.kind), None)
+        if sample is None:
+            return Missing("decode", policy.missing_role)
+        # Prompt logprobs need the whole prompt computed, so cached chunks do not help.
+        chunks = () if record.asks_prompt_logprobs else request.prepared.chunks
+        facts = RequestFacts(
+            prompt_tokens=len(record.request.prompt_ids) + record.tokens,
+            chunk_tokens=sample.report.layout.chunk_tokens,
+            chunk_bytes=sample.report.layout.chunk_bytes,
+            stored=stored[: len(chunks)],
+            sequences=len(record.open),
+            store_up=self.store_up,
+            resumed=record.tokens > 0,
+            prompt_logprobs=record.asks_prompt_logprobs,
+        )
+        refused = {node for node, until in request.refused.items() if until > now}
+        if record.request.params.structured is not None:
+            refused |= self._nodes_without_grammars(request.prepared.kind)
+        groups = self.view.groups(chunks, request.prepared.kind, refused)
+        self._turn += 1
+        return place(facts, groups["prefill"], groups["decode"], policy, self._rng, self._turn)
+
+    def _nodes_without_grammars(self, kind: Kind) -> set[NodeId]:
+        """Nodes whose protocol predates structured output; they would ignore the grammar."""
+        ready = (view.report for view in self.view.ready(kind))
+        return {report.node for report in ready if report.protocol < STRUCTURED_SINCE}
+
+    def missing_version(self, request: InFlightRequest) -> str:
+        """Name the ready nodes whose protocol is too old for the request; "" if none is."""
+        if request.record.request.params.structured is None:
+            return ""
+        older = self._nodes_without_grammars(request.prepared.kind)
+        if not older:
+            return ""
+        return (
+            f"; {', '.join(sorted(older))} cannot run it: structured output needs protocol "
+            f"version {STRUCTURED_SINCE}"
+        )
+
+    def _policy_of(self, request: InFlightRequest) -> PlacementPolicy:
+        policy, ranking = self.policy, request.prepared.ranking
+        if request.record.attempt > 0:
+            policy = replace(policy, missing_role="aggregate")
+        return replace(policy, ranking=ranking) if ranking is not None else policy
+
+    def book_placement(self, request: InFlightRequest, placement: Placement) -> Epoch:
+        """Book the placement and release the previous one. Return the decode node's epoch."""
+        self.release_bookings(request)
+        sequences = len(request.record.open)
+        if placement.prefill is not None:
+            self.view.book(placement.prefill, request.id, placement.uncached, 0)
+            self.view.book(placement.decode, request.id, 0, sequences)
+        else:
+            self.view.book(placement.decode, request.id, placement.uncached, sequences)
+        return self.view.nodes[placement.decode].report.epoch
+
+    def exactness_of(self, placement: Placement) -> Exact:
+        """How exact the nodes of the placement are together."""
+        nodes = (placement.decode, placement.prefill)
+        return exact_together(self.view.nodes[node].report.exact for node in nodes if node)
+
+    def release_choice(self, request: InFlightRequest) -> None:
+        """Release the booking of one finished choice; the other choices go on."""
+        if request.record.decode is not None:
+            self.view.sequence_ended(request.record.decode, request.id)
+
+    def release_bookings(self, request: InFlightRequest) -> None:
+        """Release the bookings of the last attempt that still exist."""
+        if request.record.attempts:
+            placement = request.record.attempts[-1].placement
+            self.view.release(placement.decode, request.id)
+            if placement.prefill is not None:
+                self.view.release(placement.prefill, request.id)
