@@ -85,7 +85,7 @@ class RouterSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
     `expect_nodes` are names of nodes that `/ready?all=1` waits for, beside those that are found.
 
     `allowed_hosts` are host names that the router answers to, beside those of this machine if it
-    listens on a loopback address. Pages of `cors_origins` may use it (see `http.app`).
+    listens on a loopback address. Pages of `cors_origins` may use it (see `http.cors`).
 
     `worker_socket` is the unix socket of one worker among several on the same port, in the folder
     of its siblings' sockets (see `server.workers`). "" is a router alone on its port.
