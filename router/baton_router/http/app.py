@@ -23,20 +23,15 @@ from baton_protocol.errors import BatonError, ErrorRecord, InternalError
 from baton_router.auth import Tenants
 from baton_router.errors import RequestFailed
 from baton_router.http.browser_guard import BrowserGuard, check_type
-from baton_router.http.connections import (
-    COMMANDS,
-    EXACT_HEADER,
-    ID_HEADER,
-    OWN_ID_HEADER,
-    PLACEMENT_HEADER,
-)
 from baton_router.http.cors import Cors, is_preflight
 from baton_router.http.drain import DrainRoutes
 from baton_router.http.generation import (
     TRAIL,
     GenerationRoutes,
 )
+from baton_router.http.headers import EXACT_HEADER, ID_HEADER, OWN_ID_HEADER, PLACEMENT_HEADER
 from baton_router.http.openapi import document
+from baton_router.http.plain_path import COMMANDS
 from baton_router.http.pool_routes import PoolRoutes
 from baton_router.observability.request_log import RequestLog, client_id
 from baton_router.openai.answers import ErrorAnswer

@@ -20,7 +20,7 @@ from aiohttp import web
 from baton_protocol.errors import InvalidRequest, NotFound, Unavailable
 from baton_protocol.ids import NodeId
 from baton_protocol.link import DRAIN_SINCE, DrainNode, ResumeNode
-from baton_router.http.connections import BodyLimits
+from baton_router.http.body_limits import BodyLimits
 from baton_router.nodes.fleet import Fleet
 from baton_router.nodes.pool_view import NodeView, state_of
 from baton_router.openai.answers import Closed

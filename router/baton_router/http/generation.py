@@ -29,7 +29,8 @@ from baton_protocol.errors import (
 from baton_router.admission.admission import Admission, ColdStart
 from baton_router.admission.tenant_limits import BudgetBooking
 from baton_router.errors import RequestFailed
-from baton_router.http.connections import POLICY_HEADER, Body, BodyLimits
+from baton_router.http.body_limits import Body, BodyLimits
+from baton_router.http.headers import POLICY_HEADER
 from baton_router.http.response import Answer, EventStream, SlowClientGuard, Stopwatch
 from baton_router.metrics.router_metrics import RouterMetrics
 from baton_router.nodes.fleet import Fleet

@@ -36,8 +36,10 @@ from baton_router.admission.tenant_limits import Budgets, Limits, read_limits
 from baton_router.auth import Tenants
 from baton_router.errors import ListenError, StartError
 from baton_router.http.app import ROUTER_DIGITS, Api, build_app
-from baton_router.http.connections import BodyLimits, ConnectionSettings, HttpServer, settle_memory
+from baton_router.http.body_limits import BodyLimits
+from baton_router.http.connections import ConnectionSettings, HttpServer
 from baton_router.http.generation import GenerationRoutes, Intake, Observers
+from baton_router.http.malloc import settle_memory
 from baton_router.http.pool_routes import PoolRoutes
 from baton_router.metrics.load_report import LoadReporter
 from baton_router.metrics.router_metrics import AdmissionMetrics, Demand, RouterMetrics

@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 
 from baton_protocol.errors import BodiesFull, BodyTimeout, TooLarge
 from baton_protocol.link import RunJob
-from baton_router.http.connections import SMALL, BodyLimits
+from baton_router.http.body_limits import SMALL, BodyLimits
 from baton_router.openai.body_reader import MAX_VALUES, SHOWN, check_size, decode, show
 from baton_router.settings import RouterSettings
 from tests.support.clients.raw_http import JSON_TYPE, raw_request
