@@ -27,7 +27,9 @@ from baton_operator.metrics import Metrics
 from baton_protocol.ids import Epoch, NodeId
 from baton_protocol.link import Load
 from baton_protocol.store import NodeLoad, Speeds
-from baton_router.metrics.router_metrics import AdmissionMetrics, Demand, RouterMetrics
+from baton_router.metrics.admission_metrics import AdmissionMetrics
+from baton_router.metrics.demand import Demand
+from baton_router.metrics.router_metrics import RouterMetrics
 from baton_router.nodes.model_grammars import GrammarCounts
 from baton_router.nodes.pool_view import PoolView
 

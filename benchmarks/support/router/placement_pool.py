@@ -13,8 +13,8 @@ from baton_protocol.layout import KVLayout
 from baton_protocol.request import Request
 from baton_protocol.sampling import SamplingParams
 from baton_protocol.store import Kind, NodeLoad, NodeReport, Role, Speeds, kind_of
-from baton_router.nodes.model_artifacts import Serving
-from baton_router.nodes.prefix_index import Markers
+from baton_router.nodes.marker_lookup import Markers
+from baton_router.nodes.model_offers import Serving
 from baton_router.requests.in_flight import InFlightRequest, OutputQueue, Prepared, Ticket
 from baton_router.requests.state import RequestRecord
 

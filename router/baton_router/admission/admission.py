@@ -24,9 +24,10 @@ from baton_protocol.store import Kind
 from baton_router.admission.fair_queue import FairQueue, KeepAlive, UsageShares, Waiter, Waiting
 from baton_router.admission.tenant_limits import BudgetBooking, Budgets, Limits
 from baton_router.auth import Tenants
-from baton_router.metrics.router_metrics import AdmissionMetrics
+from baton_router.metrics.admission_metrics import AdmissionMetrics
 from baton_router.nodes.fleet import Fleet
-from baton_router.nodes.pool_view import NodeView, PoolView
+from baton_router.nodes.node_view import NodeView
+from baton_router.nodes.pool_view import PoolView
 from baton_router.openai.answers import Usage
 from baton_router.openai.endpoint import Call, check_alone
 from baton_router.placement.policy import hands_over
@@ -72,10 +73,10 @@ class ColdStart:
         """Wait until a node is ready. Return the time until which the call may wait for anything
         else, or None if it did not have to wait. Raise Unavailable after `wait_s` seconds. Raise
         InvalidRequest or NotFound at once for a call that no node would accept."""
-        if not self.on or self._fleet.why_unready() is None:
+        if not self.on or self._fleet.offers.why_unready() is None:
             return None
         check_alone(call.sampling, call.default_max_tokens)
-        self._fleet.check_name(call.options.model)
+        self._fleet.offers.check_name(call.options.model)
         give_up_at = self._clock() + self._wait_s
         waiting.waits = "the pool has no ready node yet"
         self.held += 1
@@ -91,7 +92,7 @@ class ColdStart:
             change = self._changed()  # read before the check, so no change is missed
             if self._ending:
                 raise Unavailable("the router is shutting down; send the request again")
-            if self._fleet.why_unready() is None:
+            if self._fleet.offers.why_unready() is None:
                 return
             now = self._clock()
             if now >= give_up_at:

@@ -18,8 +18,8 @@ from baton_protocol.errors import (
     MalformedBody,
     TooLarge,
 )
-from baton_router.http.bytes_budget import _BytesBudget
-from baton_router.http.malloc import _trim
+from baton_router.http.bytes_budget import BytesBudget
+from baton_router.http.malloc import return_freed_memory
 from baton_router.openai.body_reader import check_size
 from baton_router.settings import RouterSettings
 
@@ -41,7 +41,7 @@ class BodyLimits:
 
     def __init__(self, settings: RouterSettings) -> None:
         self._settings = settings
-        self._budget = _BytesBudget(settings.max_bodies_bytes, settings.queue_timeout_s)
+        self._budget = BytesBudget(settings.max_bodies_bytes, settings.queue_timeout_s)
         self._huge_body_lock = asyncio.Lock()
         self._trimming: asyncio.Task[None] | None = None
 
@@ -64,10 +64,10 @@ class BodyLimits:
     def give_back(self) -> None:
         """Return freed memory to the system, in a thread, as that takes milliseconds."""
         if self._trimming is None or self._trimming.done():
-            self._trimming = asyncio.create_task(asyncio.to_thread(_trim))
+            self._trimming = asyncio.create_task(asyncio.to_thread(return_freed_memory))
 
     @property
-    def budget(self) -> _BytesBudget:
+    def budget(self) -> BytesBudget:
         return self._budget
 
     @property

@@ -17,7 +17,7 @@ MAX_WAITING = 100  # large bodies of one tenant; more are refused at once
 RETRY_AFTER_S = 1.0
 
 
-class _BytesBudget:
+class BytesBudget:
     """Shares `total` bytes among bodies. Several bodies of one tenant get at most half. A body that
     is alone always fits."""
 

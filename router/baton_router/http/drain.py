@@ -22,7 +22,7 @@ from baton_protocol.ids import NodeId
 from baton_protocol.link import DRAIN_SINCE, DrainNode, ResumeNode
 from baton_router.http.body_limits import BodyLimits
 from baton_router.nodes.fleet import Fleet
-from baton_router.nodes.pool_view import NodeView, state_of
+from baton_router.nodes.node_view import NodeView, state_of
 from baton_router.openai.answers import Closed
 from baton_router.openai.body_reader import MEMBERS, Fields, wrong
 

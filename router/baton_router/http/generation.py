@@ -112,7 +112,7 @@ class GenerationRoutes:
         """Why a new call would not be served now; None if it would."""
         if self.draining:
             return "the router is shutting down"
-        return None if self.intake.cold_start.on else self.fleet.why_unready()
+        return None if self.intake.cold_start.on else self.fleet.offers.why_unready()
 
     async def chat(self, request: web.Request) -> web.StreamResponse:
         return await self._serve(request, ChatCall.parse, "chatcmpl-")
@@ -172,7 +172,7 @@ class GenerationRoutes:
         stream has begun. `body` is released once its prompts are ids."""
         assert trail.tenant is not None, "the middleware sets the tenant"
         waits_until = await self.intake.cold_start.hold(call, trail, events)
-        serving = self.fleet.serving(call.options.model)
+        serving = self.fleet.offers.choose(call.options.model)
         # Time on hold does not count towards the deadline: a node may load for minutes.
         deadline = self.clock() + self.settings.request_timeout_s
         async with body.turn():

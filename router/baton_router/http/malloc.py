@@ -13,7 +13,7 @@ _OWN_PAGES = 256 << 10  # bytes; larger allocations return to the system when fr
 _ARENAS = 2
 
 
-def settle_memory() -> None:
+def keep_little_memory() -> None:
     """Tell glibc to keep little freed memory. By default it raises the size from which memory
     returns to the system up to 32 MiB, and uses eight arenas per core, each with its own free
     memory. No effect with other C libraries."""
@@ -23,7 +23,7 @@ def settle_memory() -> None:
         mallopt(_ARENA_MAX, _ARENAS)
 
 
-def _trim() -> None:
+def return_freed_memory() -> None:
     trim = getattr(ctypes.CDLL(None), "malloc_trim", None)
     if trim is not None:
         trim(0)

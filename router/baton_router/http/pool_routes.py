@@ -19,7 +19,7 @@ from baton_router.http.generation import JSON_TYPE, TRAIL, GenerationRoutes, Obs
 from baton_router.http.pool_status import pool_json
 from baton_router.http.readiness import Health, Readiness, all_nodes_readiness, not_ready, wants_all
 from baton_router.nodes.fleet import Fleet
-from baton_router.nodes.link import LinkTable
+from baton_router.nodes.link_table import LinkTable
 from baton_router.observability.request_log import encoded
 from baton_router.openai.answers import Model, ModelList
 from baton_router.settings import RouterSettings
@@ -52,13 +52,13 @@ class PoolRoutes:
         ]
 
     async def models(self, request: web.Request) -> web.Response:
-        data = [self._model(name) for name in self.fleet.names()]
+        data = [self._model(name) for name in self.fleet.offers.names()]
         return _json(ModelList(object="list", data=data))
 
     async def model(self, request: web.Request) -> web.Response:
         name = request.match_info["model"]
-        if name not in self.fleet.names():
-            raise self.fleet.no_model(name)
+        if name not in self.fleet.offers.names():
+            raise self.fleet.offers.no_model(name)
         return _json(self._model(name))
 
     async def health(self, request: web.Request) -> web.Response:
@@ -83,7 +83,7 @@ class PoolRoutes:
                 self.fleet.view,
                 name=self.settings.pool,
                 router=self.name,
-                model=next(iter(self.fleet.names()), None),
+                model=next(iter(self.fleet.offers.names()), None),
                 store=self.store_state(),
                 unreachable=self.links.unreachable(),
                 conflicts=self.links.conflicts(),
@@ -98,11 +98,12 @@ class PoolRoutes:
         return web.Response(body=encoded(explanation), content_type=JSON_TYPE)
 
     def _model(self, name: str) -> Model:
-        lengths = [
-            serving.max_model_len for serving in self.fleet.offered() if name in serving.names
-        ]
+        offers = self.fleet.offers
+        lengths = [serving.max_model_len for serving in offers.current() if name in serving.names]
         written = [
-            serving.made for serving in self.fleet.known() if name in serving.names and serving.made
+            serving.made
+            for serving in offers.current_or_last()
+            if name in serving.names and serving.made
         ]
         return Model(
             id=name,

@@ -15,7 +15,8 @@ from baton_protocol.ids import NodeId
 from baton_protocol.layout import KVLayout
 from baton_protocol.store import DataInstance, Exact, Kind, NodeLoad, Speeds, differing
 from baton_router.nodes.link import NodeLink
-from baton_router.nodes.pool_view import LOAD_NUMBERS, NodeView, PoolView, state_of
+from baton_router.nodes.node_view import NodeView, state_of
+from baton_router.nodes.pool_view import LOAD_NUMBERS, PoolView
 
 Json = dict[str, Any]
 

@@ -14,7 +14,8 @@ from typing import Protocol
 
 from baton_kvstore.errors import StoreError
 from baton_protocol.store import NodeReport
-from baton_router.nodes.link import LinkTable, NodeLink
+from baton_router.nodes.link import NodeLink
+from baton_router.nodes.link_table import LinkTable
 
 # While no link is up, and for EAGER_FOR_S seconds after a new address appeared, poll the registry
 # this often (seconds), so that a starting pool serves soon.

@@ -54,12 +54,10 @@ CLOSE_S = 0.5
 FIRST_PAUSE_S = 0.05
 NOT_OUR_TOKEN = "the node refuses this router's link token (401); give both the same --link-token"
 STEADY_S = 1.0  # after a link of this length, dial again without a pause
-
 Flaw = Literal["unreadable", "too_large"]
 # Why a node is lost: its link does not come back, it misses its pings, its engine makes no step, or
 # another engine takes its name.
 Loss = Literal["link", "pings", "stalled", "restarted"]
-
 logger = logging.getLogger(__name__)
 
 
@@ -319,35 +317,3 @@ async def _close(socket: aiohttp.ClientWebSocketResponse) -> None:
     with suppress(TimeoutError):  # a frozen node does not answer a close
         async with asyncio.timeout(CLOSE_S):
             await socket.close()
-
-
-class LinkTable:
-    """Links by address; discovery fills it. At most one link represents a node."""
-
-    def __init__(self, dial: Callable[[str], NodeLink]) -> None:
-        self._dial = dial
-        self.links: dict[str, NodeLink] = {}
-
-    def ensure(self, address: str) -> None:
-        address = address.rstrip("/")
-        if address not in self.links:
-            link = self._dial(address)
-            self.links[address] = link
-            link.start()
-
-    def unreachable(self) -> dict[str, str]:
-        """Addresses without a connection, and the last error of each."""
-        return {address: link.trouble for address, link in self.links.items() if link.trouble}
-
-    def conflicts(self) -> list[NodeLink]:
-        """Links to nodes whose name a newer node has taken; see `NodeLink.rival`."""
-        return [link for link in self.links.values() if link.rival]
-
-    async def remove(self, address: str) -> None:
-        link = self.links.pop(address, None)
-        if link is not None:
-            await link.close()
-
-    async def close(self) -> None:
-        await asyncio.gather(*(link.close() for link in self.links.values()))
-        self.links.clear()

@@ -15,8 +15,8 @@ from hashlib import blake2b
 import msgspec
 
 from baton_protocol.errors import InvalidRequest
-from baton_router.nodes.model_artifacts import PoolModel
 from baton_router.nodes.model_grammars import AnswerRules
+from baton_router.nodes.pool_model import PoolModel
 from baton_router.openai.structured_output import RequestedGrammar, shortened
 from baton_router.openai.tools import RequestedReasoning, RequestedTools
 from baton_text.grammar import GrammarError

@@ -29,7 +29,7 @@ from baton_protocol.errors import InvalidRequest
 from baton_protocol.link import Delta
 from baton_protocol.request import PositionLogprobs, TokenLogprob
 from baton_protocol.sampling import MAX_LOGPROBS
-from baton_router.nodes.model_artifacts import PoolModel
+from baton_router.nodes.pool_model import PoolModel
 from baton_router.openai.answer_parsing import AnswerParsing
 from baton_router.openai.answers import (
     CommonFields,

@@ -37,7 +37,7 @@ from baton_protocol.sampling import (
     REPETITION_RANGE,
     SamplingParams,
 )
-from baton_router.nodes.model_artifacts import PoolModel
+from baton_router.nodes.pool_model import PoolModel
 from baton_router.openai.answer_parsing import AnswerParsing
 from baton_router.openai.answers import CommonFields, Usage
 from baton_router.openai.body_reader import (

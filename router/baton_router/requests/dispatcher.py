@@ -40,8 +40,8 @@ from baton_protocol.store import Exact, Kind, exact_together
 from baton_router.metrics.router_metrics import RouterMetrics
 from baton_router.nodes.fleet import Fleet
 from baton_router.nodes.link import Loss
+from baton_router.nodes.marker_lookup import Markers
 from baton_router.nodes.pool_view import PoolView
-from baton_router.nodes.prefix_index import Markers
 from baton_router.placement.policy import Missing, Placement, Policy, RequestFacts, place
 from baton_router.requests.in_flight import (
     InFlightRequest,
@@ -342,7 +342,7 @@ class Dispatcher:
         self.in_flight[request.id] = request
         if self._try_to_place(request, stored):
             return
-        superseded = self._fleet.superseded(request.prepared.kind)
+        superseded = self._fleet.offers.is_superseded(request.prepared.kind)
         if self._clock() >= request.give_up_at and not superseded:
             raise self._unavailable(request)
         self._start_task(request, partial(self._wait, request))
@@ -413,7 +413,7 @@ class Dispatcher:
         fitting = partial(fits, item)
         if not record.client_has_nothing:
             return False
-        successor = self._fleet.successor(item.kind, item.wanted, fitting)
+        successor = self._fleet.offers.find_successor(item.kind, item.wanted, fitting)
         if successor is None:
             return False
         request.prepared = await for_kind(item, successor)

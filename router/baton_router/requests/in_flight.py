@@ -15,7 +15,7 @@ from baton_protocol.link import Delta
 from baton_protocol.request import Request
 from baton_protocol.store import Kind
 from baton_router.errors import RequestFailed
-from baton_router.nodes.model_artifacts import Serving
+from baton_router.nodes.model_offers import Serving
 from baton_router.nodes.pool_view import PoolView
 from baton_router.openai.answer_parsing import AnswerParsing
 from baton_router.requests.state import RequestRecord

@@ -39,16 +39,19 @@ from baton_router.http.app import ROUTER_DIGITS, Api, build_app
 from baton_router.http.body_limits import BodyLimits
 from baton_router.http.connections import ConnectionSettings, HttpServer
 from baton_router.http.generation import GenerationRoutes, Intake, Observers
-from baton_router.http.malloc import settle_memory
+from baton_router.http.malloc import keep_little_memory
 from baton_router.http.pool_routes import PoolRoutes
+from baton_router.metrics.admission_metrics import AdmissionMetrics
+from baton_router.metrics.demand import Demand
 from baton_router.metrics.load_report import LoadReporter
-from baton_router.metrics.router_metrics import AdmissionMetrics, Demand, RouterMetrics
+from baton_router.metrics.router_metrics import RouterMetrics
 from baton_router.nodes.discovery import Discovery
 from baton_router.nodes.fleet import Fleet
-from baton_router.nodes.link import LinkTable, NodeLink
+from baton_router.nodes.link import NodeLink
+from baton_router.nodes.link_table import LinkTable
+from baton_router.nodes.marker_lookup import Markers
 from baton_router.nodes.model_artifacts import ModelStore
 from baton_router.nodes.pool_view import PoolView
-from baton_router.nodes.prefix_index import Markers
 from baton_router.observability.request_log import ExplanationHistory, Tracing
 from baton_router.placement.policy import Policy
 from baton_router.requests.dispatcher import Dispatcher, Placer
@@ -323,7 +326,7 @@ class Router:
         it listens; until it can serve them, its siblings serve them better."""
         with suppress(TimeoutError):
             async with asyncio.timeout(KNOW_NODES_S):
-                while self.fleet.why_unready() is not None:
+                while self.fleet.offers.why_unready() is not None:
                     await asyncio.sleep(POLL_S)
 
     async def _close(self) -> None:
@@ -403,7 +406,7 @@ async def run(
 
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, signalled)
-    settle_memory()
+    keep_little_memory()
     sys.setswitchinterval(SWITCH_S)
     try:
         async with Router(settings, spans=spans) as router:

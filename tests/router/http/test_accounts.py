@@ -12,7 +12,8 @@ import pytest
 from baton_protocol.ids import RequestId
 from baton_protocol.link import Delta, RequestStats, RunJob
 from baton_router.http.response import Stopwatch
-from baton_router.metrics.router_metrics import Demand, RouterMetrics
+from baton_router.metrics.demand import Demand
+from baton_router.metrics.router_metrics import RouterMetrics
 from baton_router.nodes.pool_view import PoolView
 from tests.support.nodes.fake_node import FakeNode
 from tests.support.waiting import until

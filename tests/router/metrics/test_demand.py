@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from baton_protocol.hashing import chunk_hashes, extend_hashes, root_hash
 from baton_protocol.link import RunJob
 from baton_protocol.store import LATENCY_BOUNDS_S
-from baton_router.metrics.router_metrics import Demand
+from baton_router.metrics.demand import Demand
 from tests.support.nodes.fake_node import LAYOUT, FakeNode
 from tests.support.waiting import until, until_is
 

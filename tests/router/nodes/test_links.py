@@ -20,9 +20,10 @@ from baton_protocol.link import Abort, RunJob
 from baton_protocol.store import Marker, NodeReport
 from baton_router.errors import StartError
 from baton_router.nodes.discovery import MISSES, Discovery
-from baton_router.nodes.link import MISSED_PINGS, LinkTable, NodeLink
+from baton_router.nodes.link import MISSED_PINGS, NodeLink
+from baton_router.nodes.link_table import LinkTable
+from baton_router.nodes.marker_lookup import FAILURES, RETRY_S, Markers
 from baton_router.nodes.model_artifacts import KEPT_UNUSED, FetchError, ModelStore
-from baton_router.nodes.prefix_index import FAILURES, RETRY_S, Markers
 from baton_router.server.router import Router
 from baton_router.settings import Bounds, RouterSettings
 from baton_text.artifacts import byte_artifacts

@@ -11,7 +11,8 @@ from hypothesis import strategies as st
 from baton_protocol.ids import BlockHash, Epoch, Fingerprint, NodeId, RequestId
 from baton_protocol.link import CacheEvents, Load
 from baton_protocol.store import NodeLoad, Role, Speeds
-from baton_router.nodes.pool_view import BOOKING_ARRIVES_S, NodeView, PoolView, state_of
+from baton_router.nodes.node_view import BOOKING_ARRIVES_S, NodeView, state_of
+from baton_router.nodes.pool_view import PoolView
 from baton_router.nodes.prefix_index import ENTRY_BYTES, SCRUB_AT, SCRUBBED, ChunkIndex
 from tests.support.clock import Clock
 from tests.support.nodes.candidates import Candidate, candidates_of

@@ -31,7 +31,8 @@ from baton_protocol.link import (
 from baton_protocol.store import DataInstance, NodeLoad, Speeds
 from baton_protocol.wire import WireError
 from baton_router.http.pool_status import pool_json
-from baton_router.metrics.router_metrics import Demand, RouterMetrics
+from baton_router.metrics.demand import Demand
+from baton_router.metrics.router_metrics import RouterMetrics
 from baton_router.nodes.model_artifacts import FetchError
 from baton_router.nodes.pool_view import PoolView
 from baton_router.placement.policy import Placement, Policy, RequestFacts, place

@@ -303,7 +303,7 @@ async def test_a_prompt_that_cannot_fit_the_context_is_refused_before_it_is_toke
     await node.start()
     longest = len("<|bos|>")  # the byte tokenizer's longest token
     async with running(node) as client:
-        tokenizer = client.router.fleet.serving(None).model.tokenizer
+        tokenizer = client.router.fleet.offers.choose(None).model.tokenizer
         assert tokenizer.longest_token == longest
         for prompt, message in (
             ("x" * (20_000 * longest), f"has {20_000 * longest} characters"),
