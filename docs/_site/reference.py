@@ -56,8 +56,7 @@ METRICS_HEAD = f"""# Metrics
 `_sum` and `_count`.
 """
 ROUTERS = """On `/metrics` of a router, which also has the nodes' counters and gauges below, without
-speeds and data servers. With several `--workers`, the router's own metrics have the label
-`worker`."""
+speeds and data servers."""
 NODES = """On `/metrics` of a node. `instance` counts the data servers from 0, in the order of
 `--redis-data`."""
 OPERATORS = "On `/metrics` of the operator, port 8081."

@@ -87,9 +87,6 @@ class RouterSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
     `allowed_hosts` are host names that the router answers to, beside those of this machine if it
     listens on a loopback address. Pages of `cors_origins` may use it (see `http.cors`).
 
-    `worker_socket` is the unix socket of one worker among several on the same port, in the folder
-    of its siblings' sockets (see `server.workers`). "" is a router alone on its port.
-
     `bounds` has no option on the command line.
     """
 
@@ -138,7 +135,6 @@ class RouterSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
     expect_nodes: tuple[str, ...] = ()
     allowed_hosts: tuple[str, ...] = ()
     cors_origins: tuple[str, ...] = ()
-    worker_socket: str = ""
     bounds: Bounds = Bounds()
 
     def __repr__(self) -> str:

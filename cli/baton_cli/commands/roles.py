@@ -11,10 +11,8 @@ import os
 import re
 import secrets
 import socket
-import sys
 from collections.abc import Coroutine
 from contextlib import AbstractContextManager
-from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -22,8 +20,6 @@ from baton_cli.errors import CommandError, UsageError
 from baton_cli.local_pool.store import logged_in
 from baton_cli.logs import configure
 from baton_cli.models.local_folder import find_model
-from baton_cli.options.environment import for_children
-from baton_cli.options.flag import to_argv, to_variables
 from baton_cli.options.records import ChildOptions, EngineOptions, NodeOptions, RouterOptions
 from baton_cli.otlp import exporting
 from baton_node.ipc.parent_death import die_with
@@ -33,7 +29,6 @@ if TYPE_CHECKING:
     from baton_node.settings import NodeSettings
     from baton_protocol.store import Role
     from baton_protocol.traces import Sink
-    from baton_router.server.workers import WorkerPool
     from baton_router.settings import RouterSettings
 
 # The main of a node's engine process. A name, not an import: a server process loads no engine.
@@ -61,23 +56,14 @@ def decode(options: NodeOptions) -> int:
 def router(options: RouterOptions) -> int:
     from baton_protocol.errors import InvalidRequest
     from baton_router import serve
-    from baton_router.admission.tenant_limits import read_limits
-    from baton_router.auth import Tenants
     from baton_router.errors import ListenError, StartError
-    from baton_router.server.workers import serve_workers
 
-    _begin(options, worker=Path(options.worker_socket).stem)
+    _begin(options)
     settings = router_settings(options)
     try:
         settings.check()
-        if options.workers > 1:
-            # Before any worker starts: otherwise each would report a wrong file in its own log.
-            Tenants.of_settings(settings)
-            read_limits(settings.tenants)
-            asyncio.run(serve_workers(worker_pool(options)))
-        else:
-            with _spans(options, f"router-{os.getpid()}") as spans:
-                asyncio.run(serve(settings, spans=spans))
+        with _spans(options, f"router-{os.getpid()}") as spans:
+            asyncio.run(serve(settings, spans=spans))
     except InvalidRequest as error:
         raise UsageError(str(error)) from error
     except ListenError as error:
@@ -186,27 +172,6 @@ def router_settings(options: RouterOptions) -> RouterSettings:
         cors_origins=options.cors_origins,
         explain_requests=options.explain_requests,
         shutdown_deadline_s=options.drain_timeout,
-        worker_socket=options.worker_socket,
-    )
-
-
-def worker_pool(options: RouterOptions) -> WorkerPool:
-    """The workers of `baton router --workers N`: each runs the same command without --workers."""
-    from baton_router.server.workers import WorkerPool
-
-    def command(path: Path, port: int) -> list[str]:
-        settings = replace(
-            options, workers=1, port=port, worker_socket=str(path), supervisor_pid=os.getpid()
-        )
-        return [sys.executable, "-m", "baton_cli", "router", *to_argv(settings)]
-
-    return WorkerPool(
-        pool=options.pool,
-        host=options.host,
-        port=options.port,
-        workers=options.workers,
-        command=command,
-        environment=for_children(os.environ) | to_variables(options),
     )
 
 
@@ -259,10 +224,10 @@ def _spans(
     return exporting(options.otlp_endpoint, os.environ, service, instance)
 
 
-def _begin(options: ChildOptions, worker: str = "") -> None:
+def _begin(options: ChildOptions) -> None:
     if options.supervisor_pid:
         die_with(options.supervisor_pid)
-    configure(options.log_level, options.json_logs, worker)
+    configure(options.log_level, options.json_logs)
 
 
 def _run_node(serving: Coroutine[Any, Any, None]) -> int:

@@ -11,10 +11,8 @@ import os
 import secrets
 import socket
 import sys
-import tempfile
 import time
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, fields, replace
 from typing import NamedTuple
 
@@ -171,12 +169,10 @@ def make_plan(
     options: UpOptions,
     store: StoreUrls,
     environment: Mapping[str, str],
-    router_folder: str = "",
     machine: Machine = THIS_MACHINE,
 ) -> Plan:
     """Build each child's command line and environment. Prefill nodes come first: see
     share_cores()."""
-    variables = {"TMPDIR": router_folder} if router_folder else {}
     nodes = []
     shares = share_machine(options, environment, machine)
     for (role, name), share in zip(name_nodes(options), shares, strict=True):
@@ -186,7 +182,7 @@ def make_plan(
     return Plan(
         address=RouterAddress(options.host, options.port, options.admin_key),
         nodes=tuple(nodes),
-        router=_child("router", "router", router_options(options, store), variables),
+        router=_child("router", "router", router_options(options, store), {}),
         environment=for_children(environment),
         drain_timeout_s=options.drain_timeout,
         ready_timeout_s=options.ready_timeout,
@@ -277,7 +273,6 @@ def router_options(options: UpOptions, store: StoreUrls) -> RouterOptions:
         redis_index=store.index,
         served_model_name=options.served_model_name,
         drain_timeout=options.drain_timeout,
-        workers=options.routers,
         expect_nodes=tuple(name for _, name in name_nodes(options)),
         supervisor_pid=os.getpid(),
     )
@@ -295,8 +290,8 @@ async def _up(options: UpOptions, started: float) -> None:
     stop.install(asyncio.get_running_loop())
     # With --once only the answer goes to stdout, for scripts that read it.
     display = Display(sys.stderr if options.once else sys.stdout, sys.stderr)
-    with open_store(options) as store, folder_of_routers(options) as folder:
-        plan = make_plan(options, store.urls, os.environ, folder)
+    with open_store(options) as store:
+        plan = make_plan(options, store.urls, os.environ)
         if plan.warning:
             display.note(plan.warning)
         supervisor = Supervisor(plan, stop, display)
@@ -313,17 +308,6 @@ async def _up(options: UpOptions, started: float) -> None:
         greeter.result()  # raises if the question failed
     elif options.once:
         raise CommandError("the pool ended before it answered")
-
-
-@contextmanager
-def folder_of_routers(options: UpOptions) -> Iterator[str]:
-    """Yield a temporary folder for the sockets of several router processes, "" for one process. It
-    is removed at the end even if the routers were killed."""
-    if options.routers == 1:
-        yield ""
-        return
-    with tempfile.TemporaryDirectory(prefix="baton-up-") as folder:
-        yield folder
 
 
 async def _greet(

@@ -48,7 +48,6 @@ Fetch = Literal["auto", "always", "never"]
 StoreCare = Literal["apply", "check"]
 
 MAX_PORT = 65535
-MAX_WORKERS = 64
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -306,13 +305,9 @@ class RouterOptions(
     drain_timeout: float = flag(
         10.0, "seconds that running streams may take after SIGTERM", least=0
     )
-    workers: int = flag(
-        1, "processes that share the port; each is a complete router", least=1, most=MAX_WORKERS
-    )
     expect_nodes: tuple[str, ...] = flag(
         (), "nodes that /ready?all=1 waits for, in addition to those that are found", hidden=True
     )
-    worker_socket: str = flag("", "unix socket on which other workers reach this one", hidden=True)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -332,7 +327,6 @@ class UpOptions(
     log_level: LogLevel = flag("warning", "log level of the child processes on stderr")
     prefill: int = flag(1, "number of prefill nodes", least=0)
     decode: int = flag(1, "number of decode nodes", least=0)
-    routers: int = flag(1, "number of router processes on the port", least=1, most=MAX_WORKERS)
     host: str = flag("127.0.0.1", "address on which the router listens")
     port: int = flag(
         8000, "port on which the router listens; 0: a free one", least=0, most=MAX_PORT

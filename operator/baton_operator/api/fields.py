@@ -128,7 +128,6 @@ ROUTER_FLAGS = (
     "api-keys",
     "sharing",
     "wake-wait",
-    "workers",
     "placement",
 )
 

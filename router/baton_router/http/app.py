@@ -66,11 +66,10 @@ class Api:
         return self.name[-ROUTER_DIGITS:] + secrets.token_hex(16 - ROUTER_DIGITS // 2)
 
 
-def build_app(api: Api, *inner: Middleware) -> web.Application:
-    """The application. `inner` middlewares run inside the one that checks and formats errors."""
+def build_app(api: Api) -> web.Application:
     cors = Cors(api.settings.cors_origins)
     guard = BrowserGuard(api.settings, cors)
-    app = web.Application(middlewares=[_outer_middleware(api, guard, cors), *inner])
+    app = web.Application(middlewares=[_outer_middleware(api, guard, cors)])
     app.on_response_prepare.append(_header_signal(cors))
     bodies, answer_s = api.generation.intake.bodies, api.settings.bounds.drain_answer_s
     drains = DrainRoutes(api.pool.fleet, bodies, api.clock, answer_s)

@@ -66,19 +66,12 @@ class HttpServer:
         self.runner = web.ServerRunner(self._server, shutdown_timeout=SHUTDOWN_S)
         await self.runner.setup()
 
-    async def listen(self, host: str, port: int, *, reuse_port: bool = False) -> int:
+    async def listen(self, host: str, port: int) -> int:
         """Listen on a TCP port, and return it. Raise OSError."""
         loop = asyncio.get_running_loop()
-        listener = await loop.create_server(
-            self._server, host, port, reuse_port=reuse_port, backlog=BACKLOG
-        )
+        listener = await loop.create_server(self._server, host, port, backlog=BACKLOG)
         self._listeners.append(listener)
         return int(listener.sockets[0].getsockname()[1])
-
-    async def listen_at(self, path: str) -> None:
-        """Listen on a Unix socket. Raise OSError."""
-        loop = asyncio.get_running_loop()
-        self._listeners.append(await loop.create_unix_server(self._server, path, backlog=BACKLOG))
 
     async def stop_listening(self) -> None:
         """Accept no more connections. Accepted ones continue. Idempotent."""

@@ -16,8 +16,6 @@ import socket
 import sys
 import time
 from collections.abc import Callable
-from contextlib import suppress
-from pathlib import Path
 from types import TracebackType
 from typing import Any
 
@@ -56,9 +54,7 @@ from baton_router.observability.request_log import ExplanationHistory, Tracing
 from baton_router.placement.policy import Policy
 from baton_router.requests.dispatcher import Dispatcher, Placer
 from baton_router.requests.in_flight import count_held
-from baton_router.server.peers import Peers, gathering
 from baton_router.server.reload import FileReloader
-from baton_router.server.workers import FIRST_WORKER
 from baton_router.settings import RouterSettings
 
 # Seconds after ending requests by force, for writing their errors and aborts.
@@ -71,7 +67,6 @@ COLLECT_EVERY = 20_000  # new objects per garbage collection; Python's default i
 # A thread with a large body yields to the event loop after this many seconds. Python's default is
 # 5 ms, for each step of the loop.
 SWITCH_S = 0.0005
-KNOW_NODES_S = 3.0  # the longest wait for nodes before a worker beside others listens
 
 logger = logging.getLogger(__name__)
 
@@ -126,16 +121,15 @@ class Router:
         return self
 
     def _warn_if_open(self) -> None:
-        """Warn once about a router without keys on a public address, even with several workers."""
+        """Warn about a router without keys on a public address."""
         settings = self.settings
         if settings.api_keys or is_loopback(settings.host):
             return
-        if Path(settings.worker_socket).stem in ("", FIRST_WORKER):
-            logger.warning(
-                "this router listens on %s without API keys, so anyone who reaches it can use "
-                "the models; give it a file of keys (--api-keys), or restrict access",
-                settings.host or "all addresses",
-            )
+        logger.warning(
+            "this router listens on %s without API keys, so anyone who reaches it can use the "
+            "models; give it a file of keys (--api-keys), or restrict access",
+            settings.host or "all addresses",
+        )
 
     def _open_pool(self) -> None:
         """Make the view of the nodes, and the links to them."""
@@ -294,10 +288,8 @@ class Router:
 
     async def _listen(self) -> None:
         host, port = self.settings.host, self.settings.port
-        own = self.settings.worker_socket
-        siblings = Peers(Path(own)) if own else None
         server = HttpServer(
-            build_app(self.api, *([gathering(siblings)] if siblings is not None else ())),
+            build_app(self.api),
             ConnectionSettings(
                 header_timeout_s=self.settings.header_timeout_s,
                 idle_timeout_s=self.settings.idle_timeout_s,
@@ -306,28 +298,13 @@ class Router:
         )
         await server.setup()
         self._server = server
-        if siblings is not None and siblings.others():
-            await self._know_nodes()
         try:
-            self.port = await server.listen(host, port, reuse_port=bool(own))
-            if own:
-                await server.listen_at(own)
+            self.port = await server.listen(host, port)
         except OSError as error:
             raise ListenError(host, port, error) from error
-        if siblings is not None:
-            logger.info("worker %s is serving", siblings.name)  # the parent logs the address
-            return
         logger.info(
             "router of pool %r listens on http://%s:%d", self.settings.pool, host, self.port
         )
-
-    async def _know_nodes(self) -> None:
-        """Wait until a node is ready. A restarted worker gets its share of connections as soon as
-        it listens; until it can serve them, its siblings serve them better."""
-        with suppress(TimeoutError):
-            async with asyncio.timeout(KNOW_NODES_S):
-                while self.fleet.offers.why_unready() is not None:
-                    await asyncio.sleep(POLL_S)
 
     async def _close(self) -> None:
         await self._end_running()
