@@ -31,13 +31,13 @@ from baton_node.engine.loop import EngineLoop
 from baton_node.engine.running import OutgoingBlocks, RunningBatch
 from baton_node.ipc.engine_socket import EngineSocketClosed, StreamEngineSocket
 from baton_node.ipc.messages import Ready, SetupFailed, Start
-from baton_node.ipc.parent_death import die_with
 from baton_node.settings import NodeSettings, SetupError
 from baton_node.store.null_connector import NoStore
 from baton_node.store.redis_connector import StoreAddress, StoreConnector
 from baton_prefill_node.publisher import Publisher
 from baton_protocol.ids import Epoch, NodeId
 from baton_protocol.logs import formatter
+from baton_protocol.parent_death import die_with
 from baton_protocol.store import Speeds, StoreHealth
 
 if TYPE_CHECKING:

@@ -22,8 +22,8 @@ from baton_cli.logs import configure
 from baton_cli.models.local_folder import find_model
 from baton_cli.options.records import ChildOptions, EngineOptions, NodeOptions, RouterOptions
 from baton_cli.otlp import exporting
-from baton_node.ipc.parent_death import die_with
 from baton_protocol.figures import NAME
+from baton_protocol.parent_death import die_with
 
 if TYPE_CHECKING:
     from baton_node.settings import NodeSettings

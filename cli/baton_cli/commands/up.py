@@ -51,7 +51,7 @@ from baton_cli.options.records import (
     UpOptions,
 )
 from baton_engine.memory.host_memory import free_memory
-from baton_node.ipc.parent_death import die_with
+from baton_protocol.parent_death import die_with
 
 PYTHON = (sys.executable, "-m", "baton_cli")
 

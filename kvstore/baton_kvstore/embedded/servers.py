@@ -30,6 +30,7 @@ from baton_kvstore.embedded import guardian
 from baton_kvstore.embedded.redis_binary import find_redis_server
 from baton_kvstore.errors import ServerFailed, ServerRefused, StoreUnavailable
 from baton_kvstore.settings import StoreSettings
+from baton_protocol import backoff
 from baton_protocol.layout import CHUNK_MOST_BYTES
 
 logger = logging.getLogger(__name__)
@@ -38,6 +39,17 @@ INDEX_MEMORY = 128 << 20  # 510,000 chunks at about 260 bytes per marker
 LONGEST_SOCKET_PATH = 99
 START_S = 10.0
 STOP_S = 6.0
+# The guardian finds only the packages that it imports: it runs without site packages.
+_GUARDIAN_MAIN = """
+import sys
+sys.path += sys.argv[3:]
+from baton_kvstore.embedded.guardian import main
+sys.exit(main(sys.argv))
+"""
+_GUARDIAN_ROOTS = (
+    str(Path(guardian.__file__).parents[2]),
+    str(Path(backoff.__file__).parents[1]),
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -179,8 +191,9 @@ class EmbeddedServers:
         (self.folder / guardian.SERVERS).write_text(json.dumps(commands), encoding="utf-8")
         # -I -S: without site packages and user settings it starts in 20 ms. It has its own session,
         # so that a Ctrl-C on the terminal reaches only the owner.
+        arguments = [str(os.getpid()), str(self.folder), *_GUARDIAN_ROOTS]
         return subprocess.Popen(
-            [sys.executable, "-I", "-S", guardian.__file__, str(os.getpid()), str(self.folder)],
+            [sys.executable, "-I", "-S", "-c", _GUARDIAN_MAIN, *arguments],
             stdin=subprocess.PIPE,
             stdout=subprocess.DEVNULL,
             cwd="/",

@@ -117,7 +117,11 @@ async def test_a_failed_store_restart_is_retried() -> None:
 
 def test_nodes_use_a_killed_store_again_after_its_restart() -> None:
     with Pool([*SIM, "--prefill", "1", "--decode", "1"]) as pool:
-        [guardian] = [one for one in pool.processes() if "guardian.py" in " ".join(one.cmdline())]
+        [guardian] = [
+            process
+            for process in pool.processes()
+            if "embedded.guardian" in " ".join(process.cmdline())
+        ]
         servers = guardian.children()
         os.kill(guardian.pid, signal.SIGKILL)
         psutil.wait_procs(servers, timeout=120)
