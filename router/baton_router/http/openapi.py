@@ -30,7 +30,7 @@ from baton_protocol.errors import (
 )
 from baton_protocol.store import Exact
 from baton_router.http.drain import NodeDrain, read_drain
-from baton_router.http.pool_status import Pool
+from baton_router.http.pool_records import Pool
 from baton_router.http.readiness import Health, Readiness
 from baton_router.observability.request_log import Explanation
 from baton_router.openai.answers import (

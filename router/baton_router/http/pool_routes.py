@@ -10,13 +10,12 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Any
 
 import msgspec
 from aiohttp import web
 
 from baton_router.http.generation import JSON_TYPE, TRAIL, GenerationRoutes, Observers
-from baton_router.http.pool_status import pool_json
+from baton_router.http.pool_status import RouterStatus, pool_status
 from baton_router.http.readiness import Health, Readiness, all_nodes_readiness, not_ready, wants_all
 from baton_router.nodes.fleet import Fleet
 from baton_router.nodes.link_table import LinkTable
@@ -29,13 +28,14 @@ METRICS_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PoolRoutes:
-    """`name` is the router's; `store_state` returns the store's state for /pool."""
+    """`name` is the router's. `store_reachable` says whether the index answers; None before it was
+    asked."""
 
     name: str
     settings: RouterSettings
     fleet: Fleet
     links: LinkTable
-    store_state: Callable[[], dict[str, Any]]
+    store_reachable: Callable[[], bool | None]
     generation: GenerationRoutes
     observers: Observers
     started: int = field(default_factory=lambda: int(time.time()))  # Unix seconds
@@ -78,18 +78,16 @@ class PoolRoutes:
         )
 
     async def pool(self, request: web.Request) -> web.Response:
-        return _json(
-            pool_json(
-                self.fleet.view,
-                name=self.settings.pool,
-                router=self.name,
-                model=next(iter(self.fleet.offers.names()), None),
-                store=self.store_state(),
-                unreachable=self.links.unreachable(),
-                conflicts=self.links.conflicts(),
-                running=len(self.generation.dispatcher.in_flight),
-            )
+        own = RouterStatus(
+            pool=self.settings.pool,
+            router=self.name,
+            model=next(iter(self.fleet.offers.names()), None),
+            links=self.links,
+            has_store=bool(self.settings.index_url),
+            store_reachable=self.store_reachable(),
+            running=len(self.generation.dispatcher.in_flight),
         )
+        return _json(pool_status(self.fleet.view, own))
 
     async def explained(self, request: web.Request) -> web.Response:
         reader = request[TRAIL].tenant
@@ -114,5 +112,5 @@ class PoolRoutes:
         )
 
 
-def _json(body: msgspec.Struct | dict[str, Any], status: int = 200) -> web.Response:
+def _json(body: msgspec.Struct, status: int = 200) -> web.Response:
     return web.Response(body=msgspec.json.encode(body), status=status, content_type=JSON_TYPE)

@@ -17,7 +17,6 @@ import sys
 import time
 from collections.abc import Callable
 from types import TracebackType
-from typing import Any
 
 import aiohttp
 
@@ -204,7 +203,7 @@ class Router:
             settings=settings,
             fleet=self.fleet,
             links=self._table,
-            store_state=self._store_state,
+            store_reachable=self._store_reachable,
             generation=generation,
             observers=observers,
         )
@@ -269,10 +268,10 @@ class Router:
             bounds=self.settings.bounds,
         )
 
-    def _store_state(self) -> dict[str, Any]:
-        known = (self._markers.up, self._discovery.reachable)
-        reachable = None if known == (None, None) else False not in known
-        return {"configured": self._index is not None, "reachable": reachable}
+    def _store_reachable(self) -> bool | None:
+        """Whether the index answers lookups and polls; None before it was asked."""
+        answers = (self._markers.up, self._discovery.reachable)
+        return None if answers == (None, None) else False not in answers
 
     def _refused(self) -> dict[str, int]:
         """Refused frames, artifacts and registry reports of nodes, by reason."""

@@ -30,9 +30,10 @@ from baton_protocol.link import (
 )
 from baton_protocol.store import DataInstance, NodeLoad, Speeds
 from baton_protocol.wire import WireError
-from baton_router.http.pool_status import pool_json
+from baton_router.http.pool_status import RouterStatus, pool_status
 from baton_router.metrics.demand import Demand
 from baton_router.metrics.router_metrics import RouterMetrics
+from baton_router.nodes.link_table import LinkTable
 from baton_router.nodes.model_artifacts import FetchError
 from baton_router.nodes.pool_view import PoolView
 from baton_router.placement.policy import Placement, Policy, RequestFacts, place
@@ -354,10 +355,17 @@ def check_served(sent: list[dict[str, Any]]) -> None:
                 assert isinstance(placed, Placement)
                 assert math.isfinite(placed.predicted_ms)
                 assert placed.line()
-    page = pool_json(
-        view, name="p", router="r", model=None, store={}, unreachable={}, conflicts=[], running=0
+    own = RouterStatus(
+        pool="p",
+        router="r",
+        model=None,
+        links=LinkTable(lambda address: pytest.fail(address)),
+        has_store=False,
+        store_reachable=None,
+        running=0,
     )
-    assert b"null" not in msgspec.json.encode([node["speeds"] for node in page["nodes"]])
+    page = pool_status(view, own)
+    assert b"null" not in msgspec.json.encode([node.speeds for node in page.nodes])
 
     async def scraped() -> bytes:
         return RouterMetrics(view, Demand("r", lambda: 1.0)).page()
