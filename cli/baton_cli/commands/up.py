@@ -18,6 +18,7 @@ from typing import NamedTuple
 
 from baton_cli.commands.roles import check_parsers, check_template
 from baton_cli.errors import CommandError
+from baton_cli.local_pool.chat_answer import ChatAnswer, ask
 from baton_cli.local_pool.children import ChildSpec
 from baton_cli.local_pool.display import Display
 from baton_cli.local_pool.engine_memory import check_memory, fixed_bytes, share_memory
@@ -31,9 +32,10 @@ from baton_cli.local_pool.gpus import (
     time_slicing,
 )
 from baton_cli.local_pool.machine import cores, cpu_flags, decide_dtype, share_cores
-from baton_cli.local_pool.router_client import Answer, RouterAddress, ask
+from baton_cli.local_pool.router_client import RouterAddress
+from baton_cli.local_pool.stop_requests import StopRequests
 from baton_cli.local_pool.store import StoreUrls, open_store
-from baton_cli.local_pool.supervisor import Plan, Stop, Supervisor
+from baton_cli.local_pool.supervisor import PoolPlan, Supervisor
 from baton_cli.models.local_folder import find_model, read_config
 from baton_cli.options.admission import AdmissionOptions
 from baton_cli.options.devices import CUDA, on_cuda
@@ -170,7 +172,7 @@ def make_plan(
     store: StoreUrls,
     environment: Mapping[str, str],
     machine: Machine = THIS_MACHINE,
-) -> Plan:
+) -> PoolPlan:
     """Build each child's command line and environment. Prefill nodes come first: see
     share_cores()."""
     nodes = []
@@ -179,7 +181,7 @@ def make_plan(
         its_options = node_options(options, store, name, share)
         nodes.append(_child(role, name, its_options, share.variables))
     gpus = [share.variables[VISIBLE] for share in shares if VISIBLE in share.variables]
-    return Plan(
+    return PoolPlan(
         address=RouterAddress(options.host, options.port, options.admin_key),
         nodes=tuple(nodes),
         router=_child("router", "router", router_options(options, store), {}),
@@ -286,7 +288,7 @@ def _child(
 
 
 async def _up(options: UpOptions, started: float) -> None:
-    stop = Stop()
+    stop = StopRequests()
     stop.install(asyncio.get_running_loop())
     # With --once only the answer goes to stdout, for scripts that read it.
     display = Display(sys.stderr if options.once else sys.stdout, sys.stderr)
@@ -311,7 +313,7 @@ async def _up(options: UpOptions, started: float) -> None:
 
 
 async def _greet(
-    options: UpOptions, supervisor: Supervisor, stop: Stop, display: Display, started: float
+    options: UpOptions, supervisor: Supervisor, stop: StopRequests, display: Display, started: float
 ) -> None:
     """When the pool is ready, send the question of --once or --ask, and print the ready lines."""
     await supervisor.ready.wait()
@@ -333,7 +335,7 @@ async def _greet(
     display.note(show_ready(options, address, ready_s, supervisor.chunks))
 
 
-def show_answer(answer: Answer, ready_s: float) -> str:
+def show_answer(answer: ChatAnswer, ready_s: float) -> str:
     """Format answer, placement and timings. The rate leaves out the first token, because its time
     is mostly prefill."""
     after_first_s = answer.total_s - answer.first_token_s
