@@ -28,7 +28,7 @@ from baton_protocol.ids import Epoch, NodeId
 from baton_protocol.link import Load
 from baton_protocol.store import NodeLoad, Speeds
 from baton_router.metrics.admission_metrics import AdmissionMetrics
-from baton_router.metrics.demand import Demand
+from baton_router.metrics.demand import DemandCounter
 from baton_router.metrics.router_metrics import RouterMetrics
 from baton_router.nodes.model_grammars import GrammarCounts
 from baton_router.nodes.pool_view import PoolView
@@ -112,7 +112,7 @@ async def _metrics() -> str:
 
 def _router_registry() -> CollectorRegistry:
     """The registry of a router that has met no node."""
-    metrics = RouterMetrics(PoolView(time.monotonic, 1), Demand("router", time.monotonic))
+    metrics = RouterMetrics(PoolView(time.monotonic, 1), DemandCounter("router", time.monotonic))
     metrics.count_refused_input(lambda: 0, dict)
     metrics.grammars(GrammarCounts)
     AdmissionMetrics(metrics.registry)

@@ -13,7 +13,7 @@ from baton_protocol.layout import KVLayout
 from baton_protocol.request import Request
 from baton_protocol.sampling import SamplingParams
 from baton_protocol.store import Kind, NodeLoad, NodeReport, Role, Speeds, kind_of
-from baton_router.nodes.marker_lookup import Markers
+from baton_router.nodes.marker_lookup import MarkerLookup
 from baton_router.nodes.model_offers import Serving
 from baton_router.requests.in_flight import InFlightRequest, OutputQueue, Prepared, Ticket
 from baton_router.requests.state import RequestRecord
@@ -53,9 +53,9 @@ def report(name: str, role: Role, shape: KVLayout, speeds: Speeds, load: NodeLoa
     )
 
 
-def no_store() -> Markers:
+def no_store() -> MarkerLookup:
     """Of a router without an index; it takes the store for up."""
-    return Markers(None, timeout_s=1.0, clock=lambda: 0.0)
+    return MarkerLookup(None, timeout_s=1.0, clock=lambda: 0.0)
 
 
 def kind(shape: KVLayout) -> Kind:

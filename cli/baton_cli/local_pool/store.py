@@ -52,9 +52,9 @@ class OpenStore:
         ends = {name: self.embedded.last_end(name) for name in self.embedded.names}
         while True:
             await asyncio.sleep(LOOK_S)
-            for name, known in ends.items():
+            for name, last_end in ends.items():
                 ends[name] = end = self.embedded.last_end(name)
-                if end is not None and end != known:
+                if end is not None and end != last_end:
                     how = f"pid {end[0]} {describe_end(end[1])}"
                     note(f"restarting the store's server {name} ({how}) without its data")
             if self.embedded.is_alive:

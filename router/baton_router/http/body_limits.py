@@ -61,7 +61,7 @@ class BodyLimits:
         finally:
             body.done()
 
-    def give_back(self) -> None:
+    def return_memory(self) -> None:
         """Return freed memory to the system, in a thread, as that takes milliseconds."""
         if self._trimming is None or self._trimming.done():
             self._trimming = asyncio.create_task(asyncio.to_thread(return_freed_memory))
@@ -145,11 +145,11 @@ class Body:
         """Release the body's room. Idempotent."""
         self.data = bytearray()
         if self._held:
-            self._bodies.budget.free(self._tenant, self._held)
+            self._bodies.budget.free_room(self._tenant, self._held)
             if self._held > HUGE:
-                self._bodies.give_back()
+                self._bodies.return_memory()
             self._held = 0
 
     async def _hold(self, size: int) -> None:
-        await self._bodies.budget.take(self._tenant, size)
+        await self._bodies.budget.take_room(self._tenant, size)
         self._held = size

@@ -28,7 +28,7 @@ class BytesBudget:
         # Waiting bodies by tenant; the tenant without a turn for longest comes first.
         self._waiting: OrderedDict[str, deque[tuple[asyncio.Future[None], int]]] = OrderedDict()
 
-    async def take(self, tenant: str, size: int) -> None:
+    async def take_room(self, tenant: str, size: int) -> None:
         """Wait for `size` bytes. Raise BodiesFull on timeout, or at once if too many wait."""
         queue = self._waiting.setdefault(tenant, deque())
         if len(queue) >= MAX_WAITING:
@@ -45,7 +45,7 @@ class BytesBudget:
                 await turn
         except BaseException as error:
             if turn.done() and not turn.cancelled():
-                self.free(tenant, size)
+                self.free_room(tenant, size)
             else:
                 self._leave(tenant, place)
             if isinstance(error, TimeoutError):
@@ -56,7 +56,7 @@ class BytesBudget:
                 ) from None
             raise
 
-    def free(self, tenant: str, size: int) -> None:
+    def free_room(self, tenant: str, size: int) -> None:
         self._taken[tenant] -= size
         if not self._taken[tenant]:
             del self._taken[tenant]

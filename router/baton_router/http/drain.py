@@ -90,9 +90,9 @@ class DrainRoutes:
         node = NodeId(request.match_info["node"])
         view = self._fleet.view.nodes.get(node)
         if view is None:
-            known = ", ".join(sorted(self._fleet.view.nodes)) or "none yet"
+            names = ", ".join(sorted(self._fleet.view.nodes)) or "none yet"
             raise NotFound(
-                f"node {node!r} does not exist; this router knows: {known}", param="node"
+                f"node {node!r} does not exist; this router knows: {names}", param="node"
             )
         if view.report.protocol < DRAIN_SINCE:
             raise InvalidRequest(
@@ -115,7 +115,7 @@ class DrainRoutes:
     async def _send_and_wait(
         self, node: NodeId, frame: DrainNode | ResumeNode, wanted: DrainState, until: float
     ) -> web.Response:
-        self._fleet.send(node, frame)
+        self._fleet.send_frame(node, frame)
         view = self._view(node)
         while not (view.connected and view.report.state == wanted):
             if self._clock() > until:

@@ -12,7 +12,7 @@ from baton_protocol.store import LATENCY_BOUNDS_S, RouterReport
 from baton_router.metrics.timings import Timings
 
 
-class Demand:
+class DemandCounter:
     """Counts the demand of this router's clients and their latencies.
 
     In: requests accepted and placed, tokens delivered. Out: a RouterReport for the autoscaler;

@@ -18,7 +18,7 @@ from prometheus_client.core import (
 from prometheus_client.registry import Collector
 
 from baton_protocol.link import RequestStats
-from baton_router.metrics.demand import Demand
+from baton_router.metrics.demand import DemandCounter
 from baton_router.metrics.timings import Timings
 from baton_router.nodes.model_grammars import GrammarCounts
 from baton_router.nodes.node_view import NodeView, state_of
@@ -70,7 +70,7 @@ class RouterMetrics:
     """The router's own metrics. Times are in seconds. What concerns demand is also counted for the
     router's load report."""
 
-    def __init__(self, view: PoolView, demand: Demand) -> None:
+    def __init__(self, view: PoolView, demand: DemandCounter) -> None:
         self._demand = demand
         self.registry = CollectorRegistry()
         self._requests = Counter(

@@ -1,10 +1,11 @@
-"""All nodes of the pool: their links, their state in the view, and the pool's model.
+"""All nodes of the pool: their links, and their state in the view.
 
 In: hellos, frames and breaks of links. Out: view updates; frames about requests, and lost and
 resumed nodes, go to the dispatcher.
 
-    link broken                   the node has `patience_s` to come back with the same engine and
-                                  then continues; if its address refuses or has another engine: lost
+    link broken                   the node has `link_patience_s` to come back with the same engine
+                                  and then continues; if its address refuses or has another
+                                  engine: lost
     pings unanswered              lost at once
     no engine step for long       lost although its link is up; gets no requests before it steps
     draining, past the deadline   not lost: its requests move when another node can take them
@@ -118,8 +119,8 @@ class Fleet:
         node, rival = report.node, link.rival
         link.rival = ""
         self._forget_old_node(link, node)
-        holder, known = self._links.get(node), self.view.nodes.get(node)
-        same_engine = known is not None and known.report.epoch == report.epoch
+        holder, previous = self._links.get(node), self.view.nodes.get(node)
+        same_engine = previous is not None and previous.report.epoch == report.epoch
         if holder is not None and holder is not link:
             if holder.up and same_engine:
                 logger.debug("%s is %s, which already has a link", link.address, node)
@@ -129,14 +130,14 @@ class Fleet:
                 if link.rival != rival:
                     self._conflict(node, link, holder)
                 return False
-        if known is not None and not same_engine:
+        if previous is not None and not same_engine:
             # The newest hello wins. If both engines live, the older one says hello again.
             older = self._older.setdefault(node, deque(maxlen=KEPT_EPOCHS))
-            older.append(known.report.epoch)
+            older.append(previous.report.epoch)
             self._lose(node, "restarted")
         self._links[node] = link
         if holder is not None and holder is not link:
-            holder.drop()
+            holder.drop_connection()
         self.view.hello(report)
         task = asyncio.create_task(self._admit(link, report))
         self._admissions.add(task)
@@ -148,7 +149,7 @@ class Fleet:
         node, epoch = link.report.node, link.report.epoch
         for node_of_abort, epoch_of_abort, abort in self._kept:
             if (node_of_abort, epoch_of_abort) == (node, epoch):
-                link.send(abort)
+                link.send_frame(abort)
         kept = [item for item in self._kept if item[0] != node]
         self._kept = deque(kept, maxlen=KEPT_ABORTS)
         timer = self._broken.pop(node, None)
@@ -170,7 +171,7 @@ class Fleet:
             self._note_progress(node)
             self.listener.on_prefill_done(node, frame)
         elif isinstance(frame, CacheEvents):
-            self.kv_events.apply(node, frame)
+            self.kv_events.apply_events(node, frame)
         elif isinstance(frame, JobFailed):
             self.listener.on_failed(node, frame)
 
@@ -179,7 +180,7 @@ class Fleet:
         if node is None:
             return
         self.view.lost(node)
-        self.kv_events.forget(node)
+        self.kv_events.forget_node(node)
         if silent:
             logger.warning("%s does not answer pings", node, extra={"node": node})
             self._lose(node, "pings", link.due_at)
@@ -207,22 +208,22 @@ class Fleet:
                 extra={"node": node},
             )
 
-    def forget(self, link: NodeLink) -> None:
+    def forget_link(self, link: NodeLink) -> None:
         """Discovery removed the address."""
         self._complaints.pop(link.address, None)
         node = self._node_of(link)
         if node is not None:
             self._forget(node, "link")
 
-    def send(self, node: NodeId, frame: ToNode) -> None:
-        link, known = self._links.get(node), self.view.nodes.get(node)
-        if link is None or known is None:
+    def send_frame(self, node: NodeId, frame: ToNode) -> None:
+        link, view = self._links.get(node), self.view.nodes.get(node)
+        if link is None or view is None:
             return
-        link.send(frame)
+        link.send_frame(frame)
         if isinstance(frame, Abort) and not link.up:
-            self._kept.append((node, known.report.epoch, frame))
+            self._kept.append((node, view.report.epoch, frame))
 
-    async def watch(self) -> None:
+    async def watch_engines(self) -> None:
         """Until cancelled: find stalled engines, and request listings after missed cache events. If
         the tick itself was late, this process was blocked, and no node is blamed for that time."""
         while True:
@@ -232,7 +233,7 @@ class Fleet:
             if late > LATE_S:
                 self.view.skip_time(late)
             for node in self.kv_events.next_listings():
-                self.send(node, Resync())
+                self.send_frame(node, Resync())
             for node in self.view.find_stalled(self._stall_timeout_s):
                 logger.warning("the engine of %s is stalled", node, extra={"node": node})
                 try:
@@ -240,7 +241,7 @@ class Fleet:
                 except Exception:  # our bug; keep watching
                     logger.exception("cannot mark %s as lost", node, extra={"node": node})
 
-    async def close(self) -> None:
+    async def cancel_work(self) -> None:
         for timer in self._broken.values():
             timer.cancel()
         for task in self._admissions:
@@ -253,7 +254,7 @@ class Fleet:
         """Fetch the node's model, then make the node usable; retry while its link is up."""
         while link.up and link.report is report:
             try:
-                await self._models.get(report, link.address)
+                await self._models.fetch_model(report, link.address)
             except TooLargeError as error:
                 self.refused["artifact"] += 1
                 logger.error("not using %s: %s", report.node, error)
@@ -304,8 +305,8 @@ class Fleet:
 
     def _forget_old_node(self, link: NodeLink, name: NodeId) -> None:
         """Forget a node whose address another node has taken over."""
-        for node, known in list(self._links.items()):
-            if known is link and node != name:
+        for node, held in list(self._links.items()):
+            if held is link and node != name:
                 self._forget(node, "restarted")
 
     def _conflict(self, node: NodeId, link: NodeLink, holder: NodeLink) -> None:

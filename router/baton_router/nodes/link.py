@@ -1,6 +1,6 @@
 """One WebSocket per node, kept open: the router's only source of truth about the node.
 
-In: frames for the node. send() does not wait, so a decision, its booking and its jobs happen
+In: frames for the node. send_frame() does not wait, so a decision, its booking and its jobs happen
 without an await. Out: the listener gets the hello, each later frame, a break, and a refused
 connection. A broken link is dialled again at once, then with growing pauses, until it is closed.
 
@@ -130,17 +130,17 @@ class NodeLink:
         self._logged_down = True  # log a failure once per break, and not before the first hello
         self._task: asyncio.Task[None] | None = None
 
-    def start(self) -> None:
+    def start_dialling(self) -> None:
         self._task = asyncio.create_task(self._run(), name=f"link {self.address}")
 
-    async def close(self) -> None:
+    async def close_link(self) -> None:
         """Stop dialling and drop the connection; the listener gets on_broken()."""
         if self._task is not None:
             self._task.cancel()
             await asyncio.gather(self._task, return_exceptions=True)
             self._task = None
 
-    def send(self, frame: ToNode) -> None:
+    def send_frame(self, frame: ToNode) -> None:
         """Queue a frame. A link that is down drops it; the listener resends what is needed."""
         if not self.up:
             return
@@ -151,7 +151,7 @@ class NodeLink:
         if self._unsent > self._bounds.max_unsent_bytes:
             self._full.set()
 
-    def drop(self) -> None:
+    def drop_connection(self) -> None:
         """End the connection, if any; the link dials again."""
         self._dropped.set()
 

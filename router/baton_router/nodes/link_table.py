@@ -18,12 +18,12 @@ class LinkTable:
         self._dial = dial
         self.links: dict[str, NodeLink] = {}
 
-    def ensure(self, address: str) -> None:
+    def ensure_link(self, address: str) -> None:
         address = address.rstrip("/")
         if address not in self.links:
             link = self._dial(address)
             self.links[address] = link
-            link.start()
+            link.start_dialling()
 
     def unreachable(self) -> dict[str, str]:
         """Addresses without a connection, and the last error of each."""
@@ -33,11 +33,11 @@ class LinkTable:
         """Links to nodes whose name a newer node has taken; see `NodeLink.rival`."""
         return [link for link in self.links.values() if link.rival]
 
-    async def remove(self, address: str) -> None:
+    async def remove_link(self, address: str) -> None:
         link = self.links.pop(address, None)
         if link is not None:
-            await link.close()
+            await link.close_link()
 
-    async def close(self) -> None:
-        await asyncio.gather(*(link.close() for link in self.links.values()))
+    async def close_links(self) -> None:
+        await asyncio.gather(*(link.close_link() for link in self.links.values()))
         self.links.clear()

@@ -9,11 +9,10 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Callable, Sequence
-from typing import Protocol
 
 from baton_kvstore.errors import StoreError
+from baton_kvstore.index.markers import Index
 from baton_protocol.ids import BlockHash, Fingerprint
-from baton_protocol.store import Marker
 
 # This many failures in a row mean that the index is down.
 FAILURES = 3
@@ -25,15 +24,7 @@ LOOKUPS = 4
 logger = logging.getLogger(__name__)
 
 
-class MarkerIndex(Protocol):
-    """The part of baton_kvstore.Index that the router uses."""
-
-    async def lookup(
-        self, fingerprint: Fingerprint, chunks: Sequence[BlockHash]
-    ) -> list[Marker | None]: ...
-
-
-class Markers:
+class MarkerLookup:
     """Asks the index which chunks the store holds: one MGET per HTTP request, with a deadline.
 
     In: chunk hashes. Out: one boolean each; all False if the answer is late, which only costs a
@@ -44,7 +35,7 @@ class Markers:
     """
 
     def __init__(
-        self, index: MarkerIndex | None, *, timeout_s: float, clock: Callable[[], float]
+        self, index: Index | None, *, timeout_s: float, clock: Callable[[], float]
     ) -> None:
         self._index = index
         self._timeout_s = timeout_s
@@ -55,7 +46,9 @@ class Markers:
         self._lookups: set[asyncio.Task[list[bool] | None]] = set()
         self.up: bool | None = None
 
-    async def stored(self, fingerprint: Fingerprint, chunks: Sequence[BlockHash]) -> list[bool]:
+    async def find_stored(
+        self, fingerprint: Fingerprint, chunks: Sequence[BlockHash]
+    ) -> list[bool]:
         if self._index is None or not chunks:
             return [False] * len(chunks)
         async with self._turn:
@@ -68,14 +61,14 @@ class Markers:
         result = lookup.result() if lookup.done() else None
         return result if result is not None else [False] * len(chunks)
 
-    async def close(self) -> None:
+    async def cancel_lookups(self) -> None:
         """Cancel lookups that are still open."""
         for lookup in self._lookups:
             lookup.cancel()
         await asyncio.gather(*self._lookups, return_exceptions=True)
 
     async def _lookup(
-        self, index: MarkerIndex, fingerprint: Fingerprint, chunks: Sequence[BlockHash]
+        self, index: Index, fingerprint: Fingerprint, chunks: Sequence[BlockHash]
     ) -> list[bool] | None:
         """Whether the index has each chunk; None if it failed, which takes about a second."""
         try:

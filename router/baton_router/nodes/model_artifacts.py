@@ -50,7 +50,7 @@ class ModelStore:
         self._models: OrderedDict[Key, asyncio.Task[PoolModel]] = OrderedDict()
         self._forgotten_counts = GrammarCounts()  # counts of forgotten models
 
-    async def get(self, report: NodeReport, address: str) -> PoolModel:
+    async def fetch_model(self, report: NodeReport, address: str) -> PoolModel:
         """The model of a report, fetched from the node at `address`. Raise FetchError,
         aiohttp.ClientError or TimeoutError; a later call tries again."""
         key = _key(report)
@@ -66,7 +66,7 @@ class ModelStore:
                 del self._models[key]
             raise
 
-    def ready(self, report: NodeReport) -> PoolModel | None:
+    def find_built(self, report: NodeReport) -> PoolModel | None:
         """The model, if it has been built."""
         task = self._models.get(_key(report))
         return _built(task) if task is not None else None
@@ -85,7 +85,7 @@ class ModelStore:
             self._forgotten_counts = _with_counts(self._forgotten_counts, _built(task))
             task.cancel()
 
-    async def close(self) -> None:
+    async def cancel_builds(self) -> None:
         for task in self._models.values():
             task.cancel()
         await asyncio.gather(*self._models.values(), return_exceptions=True)
@@ -99,7 +99,7 @@ class ModelStore:
         return await asyncio.to_thread(_assemble, dict(zip(names, files, strict=True)))
 
     async def _fetch(self, report: NodeReport, address: str, name: str, max_bytes: int) -> bytes:
-        """Fetch one file of at most `room` bytes."""
+        """Fetch one file of at most `max_bytes`."""
         digest = report.artifacts[name]
         url = f"{address}{ARTIFACTS_PATH}{digest}"
         timeout = aiohttp.ClientTimeout(

@@ -117,7 +117,7 @@ class ModelOffers:
             if cached_nodes is nodes:
                 return serving
         reports = [view.report for view in nodes]
-        model = self._models.ready(reports[0])
+        model = self._models.find_built(reports[0])
         if model is None:
             return None
         model_names = tuple(dict.fromkeys(report.model for report in reports))

@@ -19,7 +19,7 @@ from baton_protocol.link import CacheEvents, Load
 from baton_protocol.store import ROLES, DataInstance, Kind, NodeLoad, NodeReport, Role
 from baton_router.nodes.node_arrays import NOBODY, NodeArrays
 from baton_router.nodes.node_view import Booking, NodeView, state_of
-from baton_router.nodes.prefix_index import ChunkIndex
+from baton_router.nodes.prefix_index import PrefixIndex
 from baton_router.placement.policy import Ints, NodeGroup, only
 
 # How many rolled-out kinds are remembered: requests of older ones have ended long ago.
@@ -40,7 +40,7 @@ class PoolView:
 
     def __init__(self, clock: Callable[[], float], max_chunks: int) -> None:
         self._clock = clock
-        self.chunks = ChunkIndex(max_chunks)
+        self.chunks = PrefixIndex(max_chunks)
         self.nodes: dict[NodeId, NodeView] = {}
         self._arrays = NodeArrays()
         self._members: dict[Kind, _Members] | None = None  # cached ready nodes; None after a change

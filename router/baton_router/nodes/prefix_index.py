@@ -34,7 +34,7 @@ Lengths = npt.NDArray[np.int64]
 logger = logging.getLogger(__name__)
 
 
-class ChunkIndex:
+class PrefixIndex:
     """A slot is the bit of one incarnation. Dropping a slot is O(1); its bits are cleared later."""
 
     def __init__(self, max_chunks: int) -> None:

@@ -40,7 +40,7 @@ from baton_protocol.store import Exact, Kind, exact_together
 from baton_router.metrics.router_metrics import RouterMetrics
 from baton_router.nodes.fleet import Fleet
 from baton_router.nodes.link import Loss
-from baton_router.nodes.marker_lookup import Markers
+from baton_router.nodes.marker_lookup import MarkerLookup
 from baton_router.nodes.pool_view import PoolView
 from baton_router.placement.policy import Missing, Placement, Policy, RequestFacts, place
 from baton_router.requests.in_flight import (
@@ -77,7 +77,7 @@ class Placer:
     """
 
     def __init__(
-        self, view: PoolView, markers: Markers, policy: Policy, rng: random.Random
+        self, view: PoolView, markers: MarkerLookup, policy: Policy, rng: random.Random
     ) -> None:
         self.view = view
         self._markers = markers
@@ -87,7 +87,7 @@ class Placer:
 
     async def stored(self, kind: Kind, chunks: Sequence[BlockHash]) -> list[bool]:
         """Whether the store holds each of these chunks; all False if its index does not answer."""
-        return await self._markers.stored(kind.fingerprint, chunks)
+        return await self._markers.find_stored(kind.fingerprint, chunks)
 
     @property
     def store_up(self) -> bool:
@@ -468,7 +468,7 @@ class Dispatcher:
                 case Emit():
                     self._emit(request, action)
                 case Send():
-                    self._fleet.send(action.node, _timed(action.frame, request, now))
+                    self._fleet.send_frame(action.node, _timed(action.frame, request, now))
                 case Measured():
                     self._metrics.measured(action.stats, action.attempt, opening=action.opening)
                 case Replace():

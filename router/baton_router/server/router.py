@@ -39,14 +39,14 @@ from baton_router.http.generation import GenerationRoutes, Intake, Observers
 from baton_router.http.malloc import keep_little_memory
 from baton_router.http.pool_routes import PoolRoutes
 from baton_router.metrics.admission_metrics import AdmissionMetrics
-from baton_router.metrics.demand import Demand
+from baton_router.metrics.demand import DemandCounter
 from baton_router.metrics.load_report import LoadReporter
 from baton_router.metrics.router_metrics import RouterMetrics
 from baton_router.nodes.discovery import Discovery
 from baton_router.nodes.fleet import Fleet
 from baton_router.nodes.link import NodeLink
 from baton_router.nodes.link_table import LinkTable
-from baton_router.nodes.marker_lookup import Markers
+from baton_router.nodes.marker_lookup import MarkerLookup
 from baton_router.nodes.model_artifacts import ModelStore
 from baton_router.nodes.pool_view import PoolView
 from baton_router.observability.request_log import ExplanationHistory, Tracing
@@ -101,7 +101,7 @@ class Router:
         self._open_store()
         self._open_pool()
         self._make_api(tenants, limits)
-        work = [self._discovery.run(), self.fleet.watch(), reload.run()]
+        work = [self._discovery.keep_links(), self.fleet.watch_engines(), reload.watch_files()]
         if self._registry is not None:
             self._reporting = LoadReporter(
                 self._registry,
@@ -110,7 +110,7 @@ class Router:
                 every_s=self.settings.bounds.report_every_s,
                 ttl_s=self.settings.bounds.report_ttl_s,
             )
-            work.append(self._reporting.run())
+            work.append(self._reporting.send_reports())
         self._tasks = [asyncio.create_task(loop) for loop in work]
         try:
             await self._listen()
@@ -148,9 +148,9 @@ class Router:
             self._registry,
             settings.nodes,
             interval_s=settings.discovery_interval_s,
-            forget=self.fleet.forget,
+            forget=self.fleet.forget_link,
         )
-        self._markers = Markers(
+        self._markers = MarkerLookup(
             self._index, timeout_s=settings.lookup_timeout_ms / 1000, clock=clock
         )
 
@@ -158,7 +158,7 @@ class Router:
         """Make the stages that a call passes, on top of the pool."""
         settings, clock = self.settings, self._clock
         name = f"{socket.gethostname()}-{secrets.token_hex(ROUTER_DIGITS // 2)}"
-        self._demand = Demand(name, clock)
+        self._demand = DemandCounter(name, clock)
         metrics = RouterMetrics(self.view, self._demand)
         metrics.count_refused_input(lambda: self.fleet.kv_events.dropped, self._refused)
         metrics.grammars(lambda: self._models.grammar_counts)
@@ -313,12 +313,12 @@ class Router:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
         if self._reporting is not None:
-            await self._reporting.withdraw()
-        await self._table.close()
-        await self.fleet.close()
-        await self._models.close()
+            await self._reporting.withdraw_report()
+        await self._table.close_links()
+        await self.fleet.cancel_work()
+        await self._models.cancel_builds()
         await self._session.close()
-        await self._markers.close()
+        await self._markers.cancel_lookups()
         await self.admission.close()
         for part in (self._index, self._registry, self._budgets):
             if part is not None:

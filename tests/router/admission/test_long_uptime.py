@@ -151,9 +151,11 @@ def simulate_day(view: PoolView, listener: KVEventListener, clock: Clock, day: i
             epoch = Epoch(f"{name}-{start}")
             view.hello(make_report(name, role, fingerprint=kind, epoch=epoch))
             hashes = [BlockHash(f"{day:06}{number:02}{each:08}".encode()) for each in range(200)]
-            listener.apply(name, CacheEvents(epoch, tuple(hashes), reset=True, seq=0))
-            listener.apply(name, CacheEvents(epoch, (), tuple(hashes[:50]), seq=1))
-            listener.apply(name, CacheEvents(epoch, tuple(hashes[:9]), seq=5))  # frames are missing
+            listener.apply_events(name, CacheEvents(epoch, tuple(hashes), reset=True, seq=0))
+            listener.apply_events(name, CacheEvents(epoch, (), tuple(hashes[:50]), seq=1))
+            listener.apply_events(
+                name, CacheEvents(epoch, tuple(hashes[:9]), seq=5)
+            )  # frames are missing
             listener.next_listings()
         for request in range(20):
             id = RequestId(f"{name}-{request}")
@@ -164,7 +166,7 @@ def simulate_day(view: PoolView, listener: KVEventListener, clock: Clock, day: i
         view.load(name, leaving)
         clock.advance(HOUR_S)
     for node in list(view.nodes):
-        listener.forget(node)
+        listener.forget_node(node)
         view.lost(node)
         view.forget(node)
 

@@ -13,7 +13,7 @@ from baton_protocol.link import CacheEvents, Load
 from baton_protocol.store import NodeLoad, Role, Speeds
 from baton_router.nodes.node_view import BOOKING_ARRIVES_S, NodeView, state_of
 from baton_router.nodes.pool_view import PoolView
-from baton_router.nodes.prefix_index import ENTRY_BYTES, SCRUB_AT, SCRUBBED, ChunkIndex
+from baton_router.nodes.prefix_index import ENTRY_BYTES, SCRUB_AT, SCRUBBED, PrefixIndex
 from tests.support.clock import Clock
 from tests.support.nodes.candidates import Candidate, candidates_of
 from tests.support.nodes.fake_node import make_report
@@ -45,7 +45,7 @@ def candidates(view: PoolView, *hashes: BlockHash) -> list[Candidate]:
     ]
 
 
-def prefixes_of(index: ChunkIndex, hashes: list[BlockHash]) -> dict[int, int]:
+def prefixes_of(index: PrefixIndex, hashes: list[BlockHash]) -> dict[int, int]:
     """Slot -> number of leading chunks that it holds, without slots that hold none."""
     return {slot: int(n) for slot, n in enumerate(index.prefixes(hashes)) if n}
 
@@ -59,7 +59,7 @@ def only(view: PoolView, *hashes: BlockHash) -> Candidate:
 
 
 def test_a_prefix_ends_at_the_first_chunk_a_node_does_not_hold() -> None:
-    index = ChunkIndex(100)
+    index = PrefixIndex(100)
     first, second = index.new_slot(), index.new_slot()
     index.store(first, [A, C])
     index.store(second, [A, B, C])
@@ -69,7 +69,7 @@ def test_a_prefix_ends_at_the_first_chunk_a_node_does_not_hold() -> None:
 
 
 def test_a_full_index_forgets_the_least_recently_queried_chunk() -> None:
-    index = ChunkIndex(2)
+    index = PrefixIndex(2)
     slot = index.new_slot()
     index.store(slot, [A, B])
     index.prefixes([A])
@@ -80,7 +80,7 @@ def test_a_full_index_forgets_the_least_recently_queried_chunk() -> None:
 
 
 def test_dropped_slots_are_scrubbed_in_parts_and_hold_nothing_meanwhile() -> None:
-    index = ChunkIndex(10 * SCRUBBED)
+    index = PrefixIndex(10 * SCRUBBED)
     names = [BlockHash(n.to_bytes(16, "big")) for n in range(3 * SCRUBBED)]
     kept = index.new_slot()
     index.store(kept, names[:5])
@@ -101,7 +101,7 @@ def test_dropped_slots_are_scrubbed_in_parts_and_hold_nothing_meanwhile() -> Non
 def test_memory_per_entry_stays_within_the_documented_bound() -> None:
     tracemalloc.start()
     try:
-        index, size, slots = ChunkIndex(4000), 4000, 1000
+        index, size, slots = PrefixIndex(4000), 4000, 1000
         for _ in range(slots):
             index.new_slot()
         before, _ = tracemalloc.get_traced_memory()
@@ -119,7 +119,7 @@ def test_memory_per_entry_stays_within_the_documented_bound() -> None:
 
 
 def test_recently_queried_chunks_are_kept_when_others_are_forgotten() -> None:
-    index = ChunkIndex(100)
+    index = PrefixIndex(100)
     slot = index.new_slot()
     names = [BlockHash(n.to_bytes(16, "big")) for n in range(400)]
     hot = names[:10]
@@ -131,7 +131,7 @@ def test_recently_queried_chunks_are_kept_when_others_are_forgotten() -> None:
 
 
 def test_dropped_slots_hold_nothing_when_they_are_reused() -> None:
-    index = ChunkIndex(100)
+    index = PrefixIndex(100)
     for _ in range(3 * SCRUB_AT):
         slot = index.new_slot()
         assert prefixes_of(index, [A]) == {}
@@ -155,7 +155,7 @@ def test_dropped_slots_hold_nothing_when_they_are_reused() -> None:
 def test_the_index_agrees_with_a_dictionary_of_sets(
     history: list[tuple[str, int, list[int]]],
 ) -> None:
-    index = ChunkIndex(1000)
+    index = PrefixIndex(1000)
     names = [BlockHash(bytes([n]) * 16) for n in range(6)]
     slots = [index.new_slot() for _ in range(3)]
     held: list[set[int]] = [set() for _ in range(3)]

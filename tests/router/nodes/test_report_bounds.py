@@ -31,7 +31,7 @@ from baton_protocol.link import (
 from baton_protocol.store import DataInstance, NodeLoad, Speeds
 from baton_protocol.wire import WireError
 from baton_router.http.pool_status import RouterStatus, pool_status
-from baton_router.metrics.demand import Demand
+from baton_router.metrics.demand import DemandCounter
 from baton_router.metrics.router_metrics import RouterMetrics
 from baton_router.nodes.link_table import LinkTable
 from baton_router.nodes.model_artifacts import FetchError
@@ -278,7 +278,7 @@ async def test_artifact_downloads_follow_no_redirects_and_accept_no_compression(
             decode.report, artifacts={"x": next(iter(decode.artifacts))}
         )
         with pytest.raises(FetchError, match="answered 307"):
-            await store.get(report, address)
+            await store.fetch_model(report, address)
         assert headers[0]["Accept-Encoding"] == "identity"
     await runner.cleanup()
 
@@ -368,6 +368,6 @@ def check_served(sent: list[dict[str, Any]]) -> None:
     assert b"null" not in msgspec.json.encode([node.speeds for node in page.nodes])
 
     async def scraped() -> bytes:
-        return RouterMetrics(view, Demand("r", lambda: 1.0)).page()
+        return RouterMetrics(view, DemandCounter("r", lambda: 1.0)).page()
 
     assert b"nan" not in asyncio.run(scraped()).lower()
