@@ -69,7 +69,7 @@ class RouterSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
     waits here).
 
     A body has at most `max_body_bytes`. Large bodies in progress have at most `max_bodies_bytes`
-    together, and those of one tenant half of that (see `http.connections`). Headers must arrive
+    together, and those of one tenant half of that (see `http.body_limits`). Headers must arrive
     within `header_timeout_s` of the connection or of their first byte. A body may pause for
     `body_timeout_s` and must arrive with at least `body_bytes_per_s`. A connection without a
     request is closed after `idle_timeout_s`. That must be longer than a proxy before the router

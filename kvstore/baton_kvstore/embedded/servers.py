@@ -242,14 +242,14 @@ class EmbeddedServers:
         raise ServerFailed(f"redis-server for {spec.name}: {problem}; {self._log_tail(spec)}")
 
     def _set_optional(self, connection: RespConnection, spec: ServerSpec, until: float) -> None:
-        known: list[str] = []
+        accepted: list[str] = []
         # Also write them to the server's config file, for restarts.
         for name, value in optional_settings(spec.maxmemory, spec.policy).items():
             # A server refuses a name that it does not know, so no list of versions is needed.
             with contextlib.suppress(ServerRefused):
                 connection.command(until, b"CONFIG", b"SET", name.encode(), value.encode())
-                known.append(f"{name} {value}\n")
-        (self.folder / f"{spec.name}.conf").write_text("".join(known))
+                accepted.append(f"{name} {value}\n")
+        (self.folder / f"{spec.name}.conf").write_text("".join(accepted))
 
     def _log_tail(self, spec: ServerSpec) -> str:
         try:

@@ -25,10 +25,7 @@ from baton_router.errors import RequestFailed
 from baton_router.http.browser_guard import BrowserGuard, check_type
 from baton_router.http.cors import Cors, is_preflight
 from baton_router.http.drain import DrainRoutes
-from baton_router.http.generation import (
-    TRAIL,
-    GenerationRoutes,
-)
+from baton_router.http.generation import TRAIL, GenerationRoutes
 from baton_router.http.headers import EXACT_HEADER, ID_HEADER, OWN_ID_HEADER, PLACEMENT_HEADER
 from baton_router.http.openapi import document
 from baton_router.http.plain_path import COMMANDS

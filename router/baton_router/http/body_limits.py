@@ -13,11 +13,7 @@ from typing import TypeVar
 
 from aiohttp import web
 
-from baton_protocol.errors import (
-    BodyTimeout,
-    MalformedBody,
-    TooLarge,
-)
+from baton_protocol.errors import BodyTimeout, MalformedBody, TooLarge
 from baton_router.http.bytes_budget import BytesBudget
 from baton_router.http.malloc import return_freed_memory
 from baton_router.openai.body_reader import check_size

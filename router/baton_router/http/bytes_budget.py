@@ -9,9 +9,7 @@ from __future__ import annotations
 import asyncio
 from collections import OrderedDict, defaultdict, deque
 
-from baton_protocol.errors import (
-    BodiesFull,
-)
+from baton_protocol.errors import BodiesFull
 
 MAX_WAITING = 100  # large bodies of one tenant; more are refused at once
 RETRY_AFTER_S = 1.0

@@ -19,10 +19,7 @@ import msgspec
 from aiohttp import web
 from aiohttp.http_exceptions import HttpProcessingError, LineTooLong
 
-from baton_protocol.errors import (
-    ErrorRecord,
-    InternalError,
-)
+from baton_protocol.errors import ErrorRecord, InternalError
 from baton_router.http.headers import ID_HEADER, OWN_ID_HEADER, PLACEMENT_HEADER
 from baton_router.http.plain_path import with_plain_path
 from baton_router.observability.request_log import refused

@@ -41,12 +41,8 @@ from baton_protocol.link import (
 from baton_protocol.store import NodeReport, differing
 from baton_router.nodes.kv_events import KVEventListener
 from baton_router.nodes.link import LATE_S, Flaw, Loss, NodeLink
-from baton_router.nodes.model_artifacts import (
-    FetchError,
-    ModelStore,
-    TooLargeError,
-)
 from baton_router.nodes.model_offers import ModelOffers
+from baton_router.nodes.model_store import FetchError, ModelStore, TooLargeError
 from baton_router.nodes.pool_view import PoolView
 from baton_router.settings import RouterSettings
 from baton_text.artifacts import ArtifactError

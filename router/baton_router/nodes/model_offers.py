@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 
 from baton_protocol.errors import NotFound, Unavailable
 from baton_protocol.store import Kind, NodeReport
-from baton_router.nodes.model_artifacts import ModelStore
+from baton_router.nodes.model_store import ModelStore
 from baton_router.nodes.node_view import NodeView
 from baton_router.nodes.pool_model import PoolModel
 from baton_router.nodes.pool_view import PoolView

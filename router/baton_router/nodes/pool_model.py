@@ -1,6 +1,6 @@
 """A model as the router needs it: tokenizer, chat template, parsers and grammars, from its files.
 
-In: the files that a node serves (see `model_artifacts`). Out: a PoolModel.
+In: the files that a node serves (see `model_store`). Out: a PoolModel.
 """
 
 from __future__ import annotations
@@ -10,11 +10,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
-from baton_router.nodes.model_grammars import (
-    AnswerRules,
-    ModelGrammars,
-    Value,
-)
+from baton_router.nodes.model_grammars import AnswerRules, ModelGrammars, Value
 from baton_text.chat import ChatTemplate
 from baton_text.defaults import generation_defaults
 from baton_text.grammar import Kind as GrammarKind
@@ -37,6 +33,19 @@ class PoolModel:
     tool_parser: ToolParser | None = None
     reasoning_parser: ReasoningParser | None = None
     grammars: ModelGrammars = field(default_factory=ModelGrammars)
+
+    @classmethod
+    def from_files(cls, artifacts: dict[str, bytes]) -> PoolModel:
+        """Raise ArtifactError for a file that cannot be used."""
+        template = ChatTemplate.from_artifacts(artifacts)
+        tool_parser, reasoning_parser = parsers_of(artifacts, template.source)
+        return cls(
+            tokenizer=Tokenizer.from_artifacts(artifacts),
+            template=template,
+            defaults=generation_defaults(artifacts),
+            tool_parser=tool_parser,
+            reasoning_parser=reasoning_parser,
+        )
 
     async def grammar(self, kind: GrammarKind, value: Value) -> str:
         """See ModelGrammars.text."""
@@ -70,15 +79,3 @@ async def _encode_off_loop(
     if len(text) <= LONG_TEXT:
         return encode(text, max_tokens, special)
     return await asyncio.to_thread(encode, text, max_tokens, special)
-
-
-def _assemble(artifacts: dict[str, bytes]) -> PoolModel:
-    template = ChatTemplate.from_artifacts(artifacts)
-    tool_parser, reasoning_parser = parsers_of(artifacts, template.source)
-    return PoolModel(
-        tokenizer=Tokenizer.from_artifacts(artifacts),
-        template=template,
-        defaults=generation_defaults(artifacts),
-        tool_parser=tool_parser,
-        reasoning_parser=reasoning_parser,
-    )

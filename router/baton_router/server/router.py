@@ -47,7 +47,7 @@ from baton_router.nodes.fleet import Fleet
 from baton_router.nodes.link import NodeLink
 from baton_router.nodes.link_table import LinkTable
 from baton_router.nodes.marker_lookup import MarkerLookup
-from baton_router.nodes.model_artifacts import ModelStore
+from baton_router.nodes.model_store import ModelStore
 from baton_router.nodes.pool_view import PoolView
 from baton_router.observability.request_log import ExplanationHistory, Tracing
 from baton_router.placement.policy import Policy

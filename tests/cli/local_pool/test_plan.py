@@ -206,7 +206,7 @@ def test_logs_are_json_in_every_process_or_in_none() -> None:
 def test_threads_are_the_flag_s_value_or_a_share_of_the_cores() -> None:
     def threads(options: UpOptions) -> list[int | None]:
         children = [child_options(spec)[1] for spec in plan_of(options).nodes]
-        return [one.threads for one in children if isinstance(one, NodeOptions)]
+        return [child.threads for child in children if isinstance(child, NodeOptions)]
 
     assert threads(replace(SIM, threads=3)) == [3, 3, 3]
     assert all(count is not None and count >= 1 for count in threads(SIM))

@@ -126,7 +126,7 @@ def test_a_killed_node_ends_its_engine_and_is_restarted_under_another_pid(
     assert alive == []
 
     def back() -> bool:
-        seen = {one["id"]: one for one in lasting.pool()["nodes"]}.get(victim)
+        seen = {node["id"]: node for node in lasting.pool()["nodes"]}.get(victim)
         return seen is not None and seen["state"] == "ready" and seen["pid"] != node["pid"]
 
     lasting.wait(back, f"bring {victim} back")

@@ -70,12 +70,12 @@ async def test_only_the_killed_server_is_restarted_and_it_is_named(name: str) ->
         notes: list[str] = []
         keeper = asyncio.create_task(open_embedded(store).keep(notes.append))
         for kills in (1, 2):
-            before = {each: store.pid(each) for each in store.names}
+            before = {server: store.pid(server) for server in store.names}
             os.kill(before[name], signal.SIGKILL)
             await until(lambda: len(notes) == kills)  # noqa: B023
             await until(lambda: store.pid(name) != before[name])  # noqa: B023
-            after = {each: store.pid(each) for each in store.names}
-            assert {each for each in after if after[each] != before[each]} == {name}
+            after = {server: store.pid(server) for server in store.names}
+            assert {server for server in after if after[server] != before[server]} == {name}
             assert notes[-1] == (
                 f"restarting the store's server {name} (pid {before[name]} was ended by SIGKILL)"
                 " without its data"

@@ -18,7 +18,7 @@ from baton_protocol.ids import BlockHash, Fingerprint
 from baton_protocol.link import Abort, RunJob
 from baton_router.errors import StartError
 from baton_router.nodes.link import MISSED_PINGS, NodeLink
-from baton_router.nodes.model_artifacts import KEPT_UNUSED, FetchError, ModelStore
+from baton_router.nodes.model_store import KEPT_UNUSED, FetchError, ModelStore
 from baton_router.server.router import Router
 from baton_router.settings import Bounds, RouterSettings
 from baton_text.artifacts import byte_artifacts

@@ -34,7 +34,7 @@ from baton_router.http.pool_status import RouterStatus, pool_status
 from baton_router.metrics.demand import DemandCounter
 from baton_router.metrics.router_metrics import RouterMetrics
 from baton_router.nodes.link_table import LinkTable
-from baton_router.nodes.model_artifacts import FetchError
+from baton_router.nodes.model_store import FetchError
 from baton_router.nodes.pool_view import PoolView
 from baton_router.placement.policy import Placement, Policy, RequestFacts, place
 from tests.support.nodes.fake_node import LAYOUT, SPEEDS, FakeNode, make_report

@@ -15,10 +15,8 @@ import aiohttp
 
 from baton_protocol.link import ARTIFACTS_PATH
 from baton_protocol.store import NodeReport
-from baton_router.nodes.model_grammars import (
-    GrammarCounts,
-)
-from baton_router.nodes.pool_model import PoolModel, _assemble
+from baton_router.nodes.model_grammars import GrammarCounts
+from baton_router.nodes.pool_model import PoolModel
 from baton_router.settings import Bounds
 
 FETCH_TIMEOUT_S = 30.0
@@ -96,7 +94,7 @@ class ModelStore:
         for name in names:
             files.append(await self._fetch(report, address, name, self._max_bytes - total_bytes))
             total_bytes += len(files[-1])
-        return await asyncio.to_thread(_assemble, dict(zip(names, files, strict=True)))
+        return await asyncio.to_thread(PoolModel.from_files, dict(zip(names, files, strict=True)))
 
     async def _fetch(self, report: NodeReport, address: str, name: str, max_bytes: int) -> bytes:
         """Fetch one file of at most `max_bytes`."""
