@@ -28,7 +28,14 @@ import msgspec
 from baton_protocol import STRUCTURED_SINCE
 from baton_protocol.errors import ErrorRecord, InternalError, Unavailable
 from baton_protocol.ids import BlockHash, Epoch, NodeId, RequestId
-from baton_protocol.link import Deltas, JobFailed, PrefillDone, PrefillJob, RunJob, ToNode
+from baton_protocol.link import (
+    Deltas,
+    JobFailed,
+    PrefillDone,
+    PrefillJob,
+    RunJob,
+    ToNode,
+)
 from baton_protocol.store import Exact, Kind, exact_together
 from baton_router.metrics.router_metrics import RouterMetrics
 from baton_router.nodes.fleet import Fleet
