@@ -6,7 +6,6 @@ import asyncio
 import os
 import signal
 import sys
-from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -15,6 +14,7 @@ import pytest
 
 from baton_cli.local_pool.children import ChildProcess, ChildSpec, describe_end
 from baton_protocol.backoff import Backoff
+from tests.support.waiting import until
 
 pytestmark = pytest.mark.integration
 
@@ -40,12 +40,6 @@ class Events:
 def make_child(script: str, events: Events, first_s: float = 0.01) -> ChildProcess:
     spec = ChildSpec("kid", "decode", (sys.executable, "-c", script))
     return ChildProcess(spec, os.environ, events.line, events.end, Backoff(first_s, 15.0))
-
-
-async def until(condition: Callable[[], bool]) -> None:
-    async with asyncio.timeout(WAIT_S):
-        while not condition():
-            await asyncio.sleep(0.01)
 
 
 async def test_output_is_forwarded_by_line_even_if_long_or_unfinished() -> None:

@@ -6,7 +6,6 @@ import asyncio
 import io
 import os
 import sys
-from collections.abc import Callable
 from pathlib import Path
 
 import psutil
@@ -18,6 +17,7 @@ from baton_cli.local_pool.display import Display, TableRow
 from baton_cli.local_pool.router_client import PoolState, RouterAddress
 from baton_cli.local_pool.stop_requests import StopRequests
 from baton_cli.local_pool.supervisor import PoolPlan, Supervisor, Timing
+from tests.support.waiting import until
 
 pytestmark = pytest.mark.integration
 
@@ -98,12 +98,6 @@ class Bench:
 @pytest.fixture
 def bench(tmp_path: Path) -> Bench:
     return Bench(tmp_path)
-
-
-async def until(condition: Callable[[], bool]) -> None:
-    async with asyncio.timeout(WAIT_S):
-        while not condition():
-            await asyncio.sleep(0.01)
 
 
 async def test_a_pool_is_ready_when_every_node_is_ready(bench: Bench) -> None:
