@@ -23,6 +23,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
 
+import baton_kvstore
+import baton_protocol
 from baton_kvstore.connection.endpoint import parse_endpoint
 from baton_kvstore.connection.resp import RespConnection
 from baton_kvstore.connection.server_settings import REPLIES_BYTES, clients_limit
@@ -30,7 +32,6 @@ from baton_kvstore.embedded import guardian
 from baton_kvstore.embedded.redis_binary import find_redis_server
 from baton_kvstore.errors import ServerFailed, ServerRefused, StoreUnavailable
 from baton_kvstore.settings import StoreSettings
-from baton_protocol import backoff
 from baton_protocol.layout import CHUNK_MOST_BYTES
 
 logger = logging.getLogger(__name__)
@@ -47,8 +48,8 @@ from baton_kvstore.embedded.guardian import main
 sys.exit(main(sys.argv))
 """
 _GUARDIAN_ROOTS = (
-    str(Path(guardian.__file__).parents[2]),
-    str(Path(backoff.__file__).parents[1]),
+    str(Path(baton_kvstore.__file__).parent.parent),
+    str(Path(baton_protocol.__file__).parent.parent),
 )
 
 
