@@ -18,11 +18,11 @@ with token ids in and out, and no text. Goals (exit 1): at most 1.5 ms added at 
 writes the router's cProfile to FILE.0ms and FILE.10ms, and slows it down. Rivals take part if `make
 peers-routers` has installed them.
 
-    python -m benchmarks.router.overhead --workers 1 2 [--passes 3] [--quick]
+    python -m benchmarks.router.overhead --routers 1 2 [--passes 3] [--quick]
 
-shows instead the gain from `baton router --workers`: requests per second at 64 clients and 0 ms,
-and CPU time per request, for each number of workers. There is no goal, because router, nodes and
-clients share the cores; the table says how many there are.
+shows instead the gain from more routers: requests per second at 64 clients and 0 ms, and CPU time
+per request, for each number of routers. There is no goal, because routers, nodes and clients share
+the cores; the table says how many there are.
 """
 
 from __future__ import annotations
@@ -41,7 +41,6 @@ from pathlib import Path
 from typing import NamedTuple
 
 from baton_cli.models.demo_model import fetch_demo
-from baton_cli.options.records import MAX_WORKERS
 from baton_text.artifacts import read_artifacts
 from baton_text.tokenizer import Tokenizer
 from benchmarks.support.figures import percentile
@@ -54,8 +53,8 @@ from benchmarks.support.router.load_generator import (
     direct_link,
     http_clients,
 )
+from benchmarks.support.router.router_scaling import CLIENTS, scaling, scaling_table
 from benchmarks.support.router.routers import RIVALS, Side, baton, rivals, taking_part
-from benchmarks.support.router.worker_scaling import scaling, scaling_table
 
 PROMPT_TOKENS, ANSWER_TOKENS = 500, 64
 DELAYS_MS = (0.0, 10.0)
@@ -233,11 +232,9 @@ def goals(found: Mapping[Place, Figures]) -> list[tuple[str, bool]]:
     return verdicts
 
 
-def count_of_workers(text: str) -> int:
-    if not text.isdigit() or not 1 <= int(text) <= MAX_WORKERS:
-        raise argparse.ArgumentTypeError(
-            f"{text} workers are not possible; give 1 to {MAX_WORKERS}"
-        )
+def count_of_routers(text: str) -> int:
+    if not text.isdigit() or not 1 <= int(text) <= CLIENTS:
+        raise argparse.ArgumentTypeError(f"{text} routers are not possible; give 1 to {CLIENTS}")
     return int(text)
 
 
@@ -246,7 +243,7 @@ def options_of(argv: Sequence[str] | None = None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--passes", type=int, default=3)
     parser.add_argument("--rivals", nargs="*", choices=RIVALS, help="(default: all that are there)")
-    parser.add_argument("--workers", nargs="+", type=count_of_workers, metavar="N")
+    parser.add_argument("--routers", nargs="+", type=count_of_routers, metavar="N")
     parser.add_argument("--quick", action="store_true", help="one short pass without rivals")
     parser.add_argument("--profile", default="", metavar="FILE")
     options = parser.parse_args(argv)
@@ -260,8 +257,8 @@ def options_of(argv: Sequence[str] | None = None) -> argparse.Namespace:
 def main() -> int:
     options = options_of()
     folder = fetch_demo(None, lambda line: print(line, file=sys.stderr))
-    if options.workers:
-        counts, some = dict.fromkeys(options.workers), Questions(folder).some
+    if options.routers:
+        counts, some = dict.fromkeys(options.routers), Questions(folder).some
         loads = scaling([*counts], some, folder, passes=options.passes, less=options.less)
         print("\n".join(scaling_table(loads, os.cpu_count() or 1)))
         return 0

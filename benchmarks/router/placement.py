@@ -29,7 +29,7 @@ from baton_protocol.ids import BlockHash, Epoch, NodeId
 from baton_protocol.link import CacheEvents, to_router_codec
 from baton_protocol.store import NodeLoad, Role, Speeds
 from baton_router.nodes.pool_view import PoolView
-from baton_router.nodes.prefix_index import ENTRY_BYTES, SCRUB_AT, ChunkIndex
+from baton_router.nodes.prefix_index import ENTRY_BYTES, SCRUB_AT, PrefixIndex
 from baton_router.placement.policy import PlacementPolicy
 from baton_router.requests.in_flight import InFlightRequest
 from baton_router.requests.placer import Placer
@@ -156,7 +156,7 @@ def memory(chunks: int) -> Verdict:
     bound = ENTRY_BYTES + (1000 + SCRUB_AT) / 7.5
     worst = 0.0
     for label, run in (("500 chunks an event", 500), ("1 chunk an event, no two alike", 1)):
-        rng, index, before = random.Random(3), ChunkIndex(chunks), resident()
+        rng, index, before = random.Random(3), PrefixIndex(chunks), resident()
         slots = [index.new_slot() for _ in range(1000)]
         while len(index) < chunks:
             stored = names(run, rng)

@@ -27,7 +27,9 @@ from baton_operator.metrics import Metrics
 from baton_protocol.ids import Epoch, NodeId
 from baton_protocol.link import Load
 from baton_protocol.store import NodeLoad, Speeds
-from baton_router.metrics.router_metrics import AdmissionMetrics, Demand, RouterMetrics
+from baton_router.metrics.admission_metrics import AdmissionMetrics
+from baton_router.metrics.demand import DemandCounter
+from baton_router.metrics.router_metrics import RouterMetrics
 from baton_router.nodes.model_grammars import GrammarCounts
 from baton_router.nodes.pool_view import PoolView
 
@@ -54,8 +56,7 @@ METRICS_HEAD = f"""# Metrics
 `_sum` and `_count`.
 """
 ROUTERS = """On `/metrics` of a router, which also has the nodes' counters and gauges below, without
-speeds and data servers. With several `--workers`, the router's own metrics have the label
-`worker`."""
+speeds and data servers."""
 NODES = """On `/metrics` of a node. `instance` counts the data servers from 0, in the order of
 `--redis-data`."""
 OPERATORS = "On `/metrics` of the operator, port 8081."
@@ -111,7 +112,7 @@ async def _metrics() -> str:
 
 def _router_registry() -> CollectorRegistry:
     """The registry of a router that has met no node."""
-    metrics = RouterMetrics(PoolView(time.monotonic, 1), Demand("router", time.monotonic))
+    metrics = RouterMetrics(PoolView(time.monotonic, 1), DemandCounter("router", time.monotonic))
     metrics.count_refused_input(lambda: 0, dict)
     metrics.grammars(GrammarCounts)
     AdmissionMetrics(metrics.registry)

@@ -1,7 +1,7 @@
 """The format of log lines, the same in all processes so that a request can be traced across them.
 
 Loggers pass context in `extra`, under the same names everywhere: `request` and `attempt` (always
-together), `node`, `cause`, `endpoint`, `status`, `worker`. The only text from a client is its own
+together), `node`, `cause`, `endpoint`, `status`. The only text from a client is its own
 request id, `client_request`. The output is one line of text, or one JSON object on one line.
 """
 
@@ -33,14 +33,14 @@ class JsonFormatter(logging.Formatter):
 
 
 class TextFormatter(logging.Formatter):
-    """Time of day, level, logger and message, then those of request, attempt, worker and the
+    """Time of day, level, logger and message, then those of request, attempt and the
     client's request id (in quotes) that the record has."""
 
     def __init__(self) -> None:
         super().__init__(_FORMAT, "%H:%M:%S")
 
     def formatMessage(self, record: logging.LogRecord) -> str:
-        names = [name for name in ("request", "attempt", "worker") if hasattr(record, name)]
+        names = [name for name in ("request", "attempt") if hasattr(record, name)]
         parts = [super().formatMessage(record)]
         parts += [f"{name}={getattr(record, name)}" for name in names]
         if client := getattr(record, "client_request", None):

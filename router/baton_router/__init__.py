@@ -4,7 +4,7 @@ In: HTTP requests of clients, links to nodes, the registry and markers of the in
 jobs. It mounts no model: it gets tokenizer and chat template from its nodes, by digest. No torch,
 no engine.
 
-    server         the process: composition, workers on one port, reloaded files
+    server         the process: composition, life cycle, reloaded files
     http           routes, event streams; bounds for bodies; rules for browsers
     observability  what became of a request: log line, explanation, trace
     admission      which prompts may start now: limits, fair queues, capacity, cold start

@@ -254,11 +254,6 @@ class RouterSettings(RequestSettings, AdmissionSettings, TenantSettings):
     expect_nodes: tuple[str, ...] = option(
         (), "nodes that /ready?all=1 waits for, in addition to those that are found", hidden=True
     )
-    # Several workers on the same port each have a socket in the same folder (see
-    # `server.workers`). "": this router is alone on its port.
-    worker_socket: str = option(
-        "", "unix socket on which other workers reach this one", hidden=True
-    )
     tunables: Tunables = Tunables()
 
     def check(self) -> None:

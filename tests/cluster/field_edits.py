@@ -217,7 +217,6 @@ EDITS = (
         (ROUTE,),
         '"b.example.org"',
     ),
-    Edit("router.workers", _router(workers=3), (ROUTER,), "--workers=3"),
     Edit("router.placement", _router(placement="random"), (ROUTER,), "--placement=random"),
     Edit("router.extraArgs", _router(extraArgs=["--keepalive=3"]), (ROUTER,), "--keepalive=3"),
     Edit(

@@ -13,8 +13,8 @@ from baton_protocol.layout import KVLayout
 from baton_protocol.request import Request
 from baton_protocol.sampling import SamplingParams
 from baton_protocol.store import Kind, NodeLoad, NodeReport, Role, Speeds, kind_of
-from baton_router.nodes.model_artifacts import Serving
-from baton_router.nodes.prefix_index import Markers
+from baton_router.nodes.marker_lookup import MarkerLookup
+from baton_router.nodes.model_offers import Serving
 from baton_router.requests.in_flight import InFlightRequest
 from baton_router.requests.output_queue import OutputQueue
 from baton_router.requests.prepared import Prepared
@@ -56,9 +56,9 @@ def report(name: str, role: Role, shape: KVLayout, speeds: Speeds, load: NodeLoa
     )
 
 
-def no_store() -> Markers:
+def no_store() -> MarkerLookup:
     """Of a router without an index; it takes the store for up."""
-    return Markers(None, timeout_s=1.0, clock=lambda: 0.0)
+    return MarkerLookup(None, timeout_s=1.0, clock=lambda: 0.0)
 
 
 def kind(shape: KVLayout) -> Kind:

@@ -74,7 +74,6 @@ examples:
   baton router --redis-index redis://host:6379 --host 0.0.0.0
   baton router --nodes http://10.0.0.7:9000,http://10.0.0.8:9000
   baton router --redis-index URL --otlp-endpoint http://collector:4318
-  baton router --redis-index redis://host:6379 --workers 4       four processes on one port
   BATON_TENANT_SECRET=... baton router --redis-index URL --api-keys FILE --sharing tenant
 
 routes: /v1/chat/completions /v1/completions /v1/models /health /ready /metrics /pool

@@ -11,25 +11,24 @@ import os
 import secrets
 import socket
 import sys
-import tempfile
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import replace
 
 from baton_cli.commands.role_settings import check_parsers, check_template
 from baton_cli.commands.up_plan import make_plan
 from baton_cli.errors import CommandError
+from baton_cli.local_pool.chat_answer import ChatAnswer, ask
 from baton_cli.local_pool.display import Display
 from baton_cli.local_pool.machine import cpu_flags, decide_dtype
-from baton_cli.local_pool.router_client import Answer, RouterAddress, ask
+from baton_cli.local_pool.router_client import RouterAddress
+from baton_cli.local_pool.stop_requests import StopRequests
 from baton_cli.local_pool.store import open_store
-from baton_cli.local_pool.supervisor import Stop, Supervisor
+from baton_cli.local_pool.supervisor import Supervisor
 from baton_cli.models.local_folder import find_model, read_config
 from baton_cli.options.records import (
     UpOptions,
 )
-from baton_node.ipc.parent_death import die_with
+from baton_protocol.parent_death import die_with
 
 
 def run(options: UpOptions) -> int:
@@ -129,12 +128,12 @@ def reserve_port(host: str, port: int) -> socket.socket:
 
 
 async def _up(options: UpOptions, started: float) -> None:
-    stop = Stop()
+    stop = StopRequests()
     stop.install(asyncio.get_running_loop())
     # With --once only the answer goes to stdout, for scripts that read it.
     display = Display(sys.stderr if options.once else sys.stdout, sys.stderr)
-    with open_store(options) as store, folder_of_routers(options) as folder:
-        plan = make_plan(options, store.urls, os.environ, folder)
+    with open_store(options) as store:
+        plan = make_plan(options, store.urls, os.environ)
         if plan.warning:
             display.note(plan.warning)
         supervisor = Supervisor(plan, stop, display)
@@ -153,19 +152,8 @@ async def _up(options: UpOptions, started: float) -> None:
         raise CommandError("the pool ended before it answered")
 
 
-@contextmanager
-def folder_of_routers(options: UpOptions) -> Iterator[str]:
-    """Yield a temporary folder for the sockets of several router processes, "" for one process. It
-    is removed at the end even if the routers were killed."""
-    if options.routers == 1:
-        yield ""
-        return
-    with tempfile.TemporaryDirectory(prefix="baton-up-") as folder:
-        yield folder
-
-
 async def _greet(
-    options: UpOptions, supervisor: Supervisor, stop: Stop, display: Display, started: float
+    options: UpOptions, supervisor: Supervisor, stop: StopRequests, display: Display, started: float
 ) -> None:
     """When the pool is ready, send the question of --once or --ask, and print the ready lines."""
     await supervisor.ready.wait()
@@ -187,7 +175,7 @@ async def _greet(
     display.note(show_ready(options, address, ready_s, supervisor.chunks))
 
 
-def show_answer(answer: Answer, ready_s: float) -> str:
+def show_answer(answer: ChatAnswer, ready_s: float) -> str:
     """Format answer, placement and timings. The rate leaves out the first token, because its time
     is mostly prefill."""
     after_first_s = answer.total_s - answer.first_token_s

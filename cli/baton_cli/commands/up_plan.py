@@ -1,6 +1,6 @@
 """Plans the processes of `baton up`: their flags, variables, and shares of this machine.
 
-In: UpOptions that are settled, the store's URLs, an environment. Out: a Plan for the supervisor.
+In: UpOptions that are settled, the store's URLs, an environment. Out: a PoolPlan for the supervisor.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from baton_cli.local_pool.gpus import (
 from baton_cli.local_pool.machine import cores, share_cores
 from baton_cli.local_pool.router_client import RouterAddress
 from baton_cli.local_pool.store import StoreUrls
-from baton_cli.local_pool.supervisor import Plan
+from baton_cli.local_pool.supervisor import PoolPlan
 from baton_cli.options.devices import CUDA, on_cuda
 from baton_cli.options.environment import for_children
 from baton_cli.options.flag import to_argv, to_variables
@@ -59,22 +59,20 @@ def make_plan(
     options: UpOptions,
     store: StoreUrls,
     environment: Mapping[str, str],
-    router_folder: str = "",
     machine: Machine = THIS_MACHINE,
-) -> Plan:
+) -> PoolPlan:
     """Build each child's command line and environment. Prefill nodes come first: see
     share_cores()."""
-    variables = {"TMPDIR": router_folder} if router_folder else {}
     nodes = []
     shares = share_machine(options, environment, machine)
     for (role, name), share in zip(name_nodes(options), shares, strict=True):
         its_options = node_options(options, store, name, share)
         nodes.append(_child(role, name, its_options, share.variables))
     gpus = [share.variables[VISIBLE] for share in shares if VISIBLE in share.variables]
-    return Plan(
+    return PoolPlan(
         address=RouterAddress(options.host, options.port, options.admin_key),
         nodes=tuple(nodes),
-        router=_child("router", "router", router_options(options, store), variables),
+        router=_child("router", "router", router_options(options, store), {}),
         environment=for_children(environment),
         drain_timeout_s=options.drain_timeout,
         ready_timeout_s=options.ready_timeout,
@@ -157,7 +155,6 @@ def router_options(options: UpOptions, store: StoreUrls) -> RouterOptions:
         index_url=store.index,
         served_model_name=options.served_model_name,
         drain_timeout_s=options.drain_timeout,
-        workers=options.routers,
         expect_nodes=tuple(name for _, name in name_nodes(options)),
         supervisor_pid=os.getpid(),
     )

@@ -16,11 +16,14 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Literal
 
+from baton_protocol.backoff import Backoff
+
 TAIL_LINES = 40
 LINE_BYTES = 64 << 10
 READ_BYTES = 64 << 10
 # Time to read a dead child's remaining output; a grandchild may keep the pipe open for longer.
 DRAIN_OUTPUT_S = 1.0
+FIRST_PAUSE_S, LONGEST_PAUSE_S = 0.5, 15.0  # before a restart
 
 State = Literal["starting", "running", "waiting", "stopping", "ended"]
 
@@ -34,24 +37,6 @@ class ChildSpec:
     role: str
     argv: tuple[str, ...]
     variables: Mapping[str, str] = field(default_factory=dict, repr=False)
-
-
-@dataclass
-class Backoff:
-    """Seconds to wait before a restart: doubles each time, and resets once the child has served.
-    A child that served before it died was most likely killed, so it restarts soon."""
-
-    first_s: float = 0.5
-    most_s: float = 15.0
-    _next_s: float = 0.0
-
-    def wait_s(self) -> float:
-        wait_s = self._next_s or self.first_s
-        self._next_s = min(self.most_s, 2 * wait_s)
-        return wait_s
-
-    def forget(self) -> None:
-        self._next_s = 0.0
 
 
 class ChildProcess:
@@ -74,7 +59,7 @@ class ChildProcess:
         self._environment = {**environment, **spec.variables}
         self._on_line = on_line
         self._on_end = on_end
-        self._backoff = backoff or Backoff()
+        self._backoff = backoff or Backoff(FIRST_PAUSE_S, LONGEST_PAUSE_S)
         self._process: asyncio.subprocess.Process | None = None
         self._stopping = asyncio.Event()
 
@@ -86,7 +71,7 @@ class ChildProcess:
                 if self._stopping.is_set():
                     break
                 self.restarts += 1
-                self.pause_s = self._backoff.wait_s()
+                self.pause_s = self._backoff.next_pause_s()
                 self.state = "waiting"
                 self._on_end(self, code)
                 with contextlib.suppress(TimeoutError):
@@ -97,7 +82,7 @@ class ChildProcess:
 
     def served(self) -> None:
         """Reset the restart backoff: the child was seen serving."""
-        self._backoff.forget()
+        self._backoff.reset()
 
     def last_words(self) -> str:
         """The last line of output since the latest start."""

@@ -15,7 +15,7 @@ HEADER = ("NODE", "ROLE", "PID", "STATE", "EXACT", "REQUESTS", "ADDRESS")
 
 
 @dataclass(frozen=True)
-class Row:
+class TableRow:
     """One supervised process. `pid` 0, `requests` None and `exact` "" mean unknown."""
 
     node: str
@@ -43,7 +43,7 @@ class Display:
         self._out = out
         self._err = err
         self._live = out.isatty()
-        self._rows: tuple[Row, ...] = ()
+        self._rows: tuple[TableRow, ...] = ()
         self._drawn = 0  # lines of the table now on the screen
 
     def note(self, text: str) -> None:
@@ -52,7 +52,7 @@ class Display:
     def log(self, text: str) -> None:
         self._say(self._err, text)
 
-    def rows(self, rows: Sequence[Row]) -> None:
+    def rows(self, rows: Sequence[TableRow]) -> None:
         before = {row.node: row.news() for row in self._rows}
         self._rows = tuple(rows)
         if self._live:

@@ -108,13 +108,13 @@ def _visible_gpus(visible: str, listed: Mapping[str, Gpu], same_order: bool) -> 
     as it is, because only CUDA knows which GPU it means."""
     gpus = []
     for entry in (part.strip() for part in visible.split(",")):
-        found = [gpu for gpu in listed.values() if gpu.name.startswith(entry)]
+        matches = [gpu for gpu in listed.values() if gpu.name.startswith(entry)]
         if entry in listed:
             gpus.append(listed[entry] if same_order else Gpu(entry, None))
         elif not entry.startswith(UUID_PREFIXES):
             break
-        elif len(found) == 1:
-            gpus.append(found[0])
+        elif len(matches) == 1:
+            gpus.append(matches[0])
         else:
             gpus.append(Gpu(entry, None))
     return gpus
@@ -126,9 +126,9 @@ def choose_gpus(gpus: Sequence[Gpu], device: str) -> list[Gpu]:
     if index is None:
         return list(gpus)
     if index >= len(gpus):
-        found = ", ".join(f"cuda:{each}" for each in range(len(gpus)))
+        names = ", ".join(f"cuda:{index}" for index in range(len(gpus)))
         raise CommandError(
-            f"--device {device}: the GPU does not exist; use cuda, or one of {found}"
+            f"--device {device}: the GPU does not exist; use cuda, or one of {names}"
         )
     return [gpus[index]]
 

@@ -13,9 +13,10 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from baton_cli.errors import CommandError
-from baton_cli.local_pool.children import Backoff, describe_end
+from baton_cli.local_pool.children import FIRST_PAUSE_S, LONGEST_PAUSE_S, describe_end
 from baton_cli.options.records import StoreLoginOptions, UpOptions
 from baton_kvstore.errors import StoreError
+from baton_protocol.backoff import Backoff
 
 if TYPE_CHECKING:
     from baton_kvstore.embedded.servers import EmbeddedStore
@@ -47,19 +48,19 @@ class OpenStore:
         """
         if self.embedded is None:
             return
-        backoff = Backoff()
+        backoff = Backoff(FIRST_PAUSE_S, LONGEST_PAUSE_S)
         ends = {name: self.embedded.last_end(name) for name in self.embedded.names}
         while True:
             await asyncio.sleep(LOOK_S)
-            for name, known in ends.items():
+            for name, last_end in ends.items():
                 ends[name] = end = self.embedded.last_end(name)
-                if end is not None and end != known:
+                if end is not None and end != last_end:
                     how = f"pid {end[0]} {describe_end(end[1])}"
                     note(f"restarting the store's server {name} ({how}) without its data")
             if self.embedded.is_alive:
-                backoff.forget()
+                backoff.reset()
                 continue
-            pause_s = backoff.wait_s()
+            pause_s = backoff.next_pause_s()
             servers = ", ".join(ends)
             note(
                 f"the store's guardian and its servers ({servers}) were killed; restarting them "

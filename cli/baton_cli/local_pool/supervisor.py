@@ -1,6 +1,6 @@
 """Runs a pool on one machine: starts its children, keeps them alive, and ends them all.
 
-In: a Plan, and signals. Out: a live table, and at the end no process.
+In: a PoolPlan, and signals. Out: a live table, and at the end no process.
 
     starting -> ready -> stopping -> over
 
@@ -17,23 +17,21 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import signal
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 from baton_cli.errors import CommandError
 from baton_cli.local_pool.children import ChildProcess, ChildSpec, describe_end
-from baton_cli.local_pool.display import Display, Row
-from baton_cli.local_pool.router_client import NodeView, PoolView, RouterAddress, look
+from baton_cli.local_pool.display import Display, TableRow
+from baton_cli.local_pool.router_client import PoolState, RouterAddress, look
+from baton_cli.local_pool.stop_requests import StopRequests
 
 POLL_STARTING_S = 0.1
 
-SIGNALS = (signal.SIGINT, signal.SIGTERM)
-
 
 @dataclass(frozen=True)
-class Plan:
+class PoolPlan:
     """The pool's processes. `nodes` end after the router, so that they can finish its streams.
     `warning` is a line for the user, or ""."""
 
@@ -60,51 +58,29 @@ class Timing:
     last_look_s: float = 0.5
 
 
-DEFAULT_TIMING = Timing()
-
-
-class Stop:
-    """Stop requests of the user: `asked` is set by the first signal, `at_once` by the second."""
-
-    def __init__(self) -> None:
-        self.requested = asyncio.Event()
-        self.at_once = asyncio.Event()
-
-    def install(self, loop: asyncio.AbstractEventLoop) -> None:
-        """Install signal handlers. A shell script starts background jobs with SIGINT ignored, and
-        asyncio.run would not change that."""
-        for number in SIGNALS:
-            loop.add_signal_handler(number, self.request)
-
-    def request(self) -> None:
-        if self.requested.is_set():
-            self.at_once.set()
-        self.requested.set()
-
-
 class Supervisor:
-    """Runs a Plan. `ready` is set once all nodes and the router are ready, or once the ready
+    """Runs a PoolPlan. `ready` is set once all nodes and the router are ready, or once the ready
     timeout has passed and the nodes that are ready can serve."""
 
     def __init__(
         self,
-        plan: Plan,
-        stop: Stop,
+        plan: PoolPlan,
+        stop: StopRequests,
         display: Display,
-        look_at: Callable[[RouterAddress], PoolView | None] = look,
+        look_at: Callable[[RouterAddress], PoolState | None] = look,
         clock: Callable[[], float] = time.monotonic,
-        timing: Timing = DEFAULT_TIMING,
+        timing: Timing | None = None,
     ) -> None:
         self.ready = asyncio.Event()
         self.failure = ""
         self._clock = clock
-        self._timing = timing
+        self._timing = timing or Timing()
         self._began = clock()
         self._plan = plan
         self._stop = stop
         self._display = display
         self._look_at = look_at
-        self._view: PoolView | None = None
+        self._view: PoolState | None = None
         self._nodes = [self._child(spec) for spec in plan.nodes]
         self._router = self._child(plan.router)
 
@@ -195,23 +171,25 @@ class Supervisor:
         node = self._seen().get(child.spec.name)
         return node is not None and node.state == "ready" and node.pid == child.pid
 
-    def _seen(self) -> dict[str, NodeView]:
-        return {node.id: node for node in self._view.nodes} if self._view else {}
+    def _seen(self) -> dict[str, TableRow]:
+        return {node.node: node for node in self._view.nodes} if self._view else {}
 
     def _show(self) -> None:
         rows = [self._row(child) for child in self._nodes]
         rows.append(self._router_row())
         self._display.rows(rows)
 
-    def _row(self, child: ChildProcess) -> Row:
+    def _row(self, child: ChildProcess) -> TableRow:
         return _row(child, self._seen().get(child.spec.name))
 
-    def _router_row(self) -> Row:
+    def _router_row(self) -> TableRow:
         state = _process_state(self._router)
         if state == "starting" and self._view is not None:
             state = "ready" if self._view.ready else "waiting for nodes"
         requests = self._view.requests if self._view else None
-        return Row("router", "router", self._router.pid, state, requests, self._plan.address.url)
+        return TableRow(
+            "router", "router", self._router.pid, state, requests, self._plan.address.url
+        )
 
     async def _end(self) -> None:
         """Stop the router, then the nodes; kill everything on a second signal. After a failed
@@ -253,12 +231,9 @@ def _process_state(child: ChildProcess) -> str:
     return "starting" if child.state == "running" else child.state
 
 
-def _row(child: ChildProcess, node: NodeView | None) -> Row:
+def _row(child: ChildProcess, node: TableRow | None) -> TableRow:
     state = _process_state(child)
     current = node is not None and node.pid == child.pid and state == "starting"
     if node is None or not current:
-        return Row(child.spec.name, child.spec.role, child.pid, state, None, "")
-    return Row(
-        *(node.id, node.role, node.pid, node.state, node.requests, node.address),
-        exact=node.exact,
-    )
+        return TableRow(child.spec.name, child.spec.role, child.pid, state, None, "")
+    return node

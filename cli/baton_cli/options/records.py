@@ -36,8 +36,6 @@ from baton_router.settings import (
     TenantSettings,
 )
 
-MAX_WORKERS = 64
-
 
 @dataclass(frozen=True, kw_only=True)
 class CommonOptions:
@@ -91,10 +89,6 @@ class NodeOptions(
 class RouterOptions(RouterSettings, StoreLoginOptions, TraceOptions, ChildOptions):
     TITLE = "router"
 
-    workers: int = option(
-        1, "processes that share the port; each is a complete router", least=1, most=MAX_WORKERS
-    )
-
 
 @dataclass(frozen=True, kw_only=True)
 class UpOptions(
@@ -113,7 +107,6 @@ class UpOptions(
     log_level: LogLevel = option("warning", "log level of the child processes on stderr")
     prefill: int = option(1, "number of prefill nodes", least=0)
     decode: int = option(1, "number of decode nodes", least=0)
-    routers: int = option(1, "number of router processes on the port", least=1, most=MAX_WORKERS)
     host: str = option("127.0.0.1", "address on which the router listens")
     port: int = option(
         8000, "port on which the router listens; 0: a free one", least=0, most=MAX_PORT

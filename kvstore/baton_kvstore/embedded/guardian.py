@@ -3,7 +3,8 @@
 It is a separate process because an owner killed with SIGKILL cannot clean up. A parent-death signal
 alone would leave the directory behind, and fires when the *thread* that forked ends. The guardian's
 stdin is a pipe whose other end only the owner holds: end of file means that the owner is gone, for
-whatever reason. It runs by path and needs only the standard library.
+whatever reason. So it is not the supervisor of `baton up`, which ends with its pool: the guardian
+outlives its owner, to clean up. It imports only what starts in 20 ms.
 
 Its arguments are the owner's pid and a private directory. `servers.json` in that directory holds
 each server's name and command line. They are not in argv, so that a search for a server's process
@@ -18,7 +19,6 @@ the directory.
 
 from __future__ import annotations
 
-import ctypes
 import functools
 import json
 import os
@@ -26,28 +26,16 @@ import select
 import shutil
 import signal
 import subprocess
-import sys
 import time
+
+from baton_protocol.backoff import Backoff
+from baton_protocol.parent_death import die_with
 
 POLL_S = 0.1
 STOP_S = 2.0
 STEADY_S = 1.0  # a server that runs for this long counts as up, which resets its pause
-FIRST_PAUSE_S = 0.2  # first and longest pause before a restart
-LONGEST_PAUSE_S = 5.0
-PR_SET_PDEATHSIG = 1
+FIRST_PAUSE_S, LONGEST_PAUSE_S = 0.2, 5.0  # before a restart
 SERVERS = "servers.json"
-
-
-def die_with(parent: int) -> None:
-    """On Linux, have the kernel kill this process when the thread that forked it ends.
-
-    A parent that has already ended sends no signal; then this process exits. No effect on other
-    systems.
-    """
-    if sys.platform == "linux":
-        ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
-        if os.getppid() != parent:
-            os._exit(1)
 
 
 class GuardedServer:
@@ -58,7 +46,7 @@ class GuardedServer:
         self._process: subprocess.Popen[bytes] | None = None
         self._started = 0.0
         self._restart_at = 0.0
-        self._pause = FIRST_PAUSE_S
+        self._backoff = Backoff(FIRST_PAUSE_S, LONGEST_PAUSE_S)
         self._was_up = False
 
     def start(self) -> None:
@@ -83,7 +71,8 @@ class GuardedServer:
         status = self._process.poll()
         if status is None:
             if now - self._started >= STEADY_S:
-                self._was_up, self._pause = True, FIRST_PAUSE_S
+                self._was_up = True
+                self._backoff.reset()
             return
         pid, self._process = self._process.pid, None
         if status == 1 and not self._was_up:  # it refused its settings, and would do so again
@@ -91,8 +80,7 @@ class GuardedServer:
             return
         self._write("ended", f"{pid} {status}")
         self._was_up = True
-        self._restart_at = now + self._pause
-        self._pause = min(LONGEST_PAUSE_S, 2 * self._pause)
+        self._restart_at = now + self._backoff.next_pause_s()
 
     def kill(self) -> None:
         """Send SIGKILL: a cache has nothing to save, and SIGTERM waits for the server's next
@@ -142,7 +130,3 @@ def main(argv: list[str]) -> int:
     finally:
         _finish(servers, folder)
     return 0
-
-
-if __name__ == "__main__":
-    sys.exit(main(sys.argv))

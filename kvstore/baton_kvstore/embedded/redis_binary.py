@@ -20,9 +20,9 @@ def find_redis_server() -> Path:
     """Return the path of the binary. Raise ServerMissing with a message that says what to
     install."""
     for name in NAMES:
-        found = shutil.which(name)
-        if found:
-            return Path(found)
+        path = shutil.which(name)
+        if path:
+            return Path(path)
     bundled = _bundled()
     if bundled is not None:
         return bundled

@@ -23,6 +23,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
 
+import baton_kvstore
+import baton_protocol
 from baton_kvstore.connection.endpoint import parse_endpoint
 from baton_kvstore.connection.resp_connection import RespConnection
 from baton_kvstore.connection.server_settings import REPLIES_BYTES, clients_limit
@@ -38,6 +40,17 @@ INDEX_MEMORY = 128 << 20  # 510,000 chunks at about 260 bytes per marker
 LONGEST_SOCKET_PATH = 99
 START_S = 10.0
 STOP_S = 6.0
+# The guardian finds only the packages that it imports: it runs without site packages.
+_GUARDIAN_MAIN = """
+import sys
+sys.path += sys.argv[3:]
+from baton_kvstore.embedded.guardian import main
+sys.exit(main(sys.argv))
+"""
+_GUARDIAN_ROOTS = (
+    str(Path(baton_kvstore.__file__).parent.parent),
+    str(Path(baton_protocol.__file__).parent.parent),
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -179,8 +192,9 @@ class EmbeddedServers:
         (self.folder / guardian.SERVERS).write_text(json.dumps(commands), encoding="utf-8")
         # -I -S: without site packages and user settings it starts in 20 ms. It has its own session,
         # so that a Ctrl-C on the terminal reaches only the owner.
+        arguments = [str(os.getpid()), str(self.folder), *_GUARDIAN_ROOTS]
         return subprocess.Popen(
-            [sys.executable, "-I", "-S", guardian.__file__, str(os.getpid()), str(self.folder)],
+            [sys.executable, "-I", "-S", "-c", _GUARDIAN_MAIN, *arguments],
             stdin=subprocess.PIPE,
             stdout=subprocess.DEVNULL,
             cwd="/",
@@ -229,14 +243,14 @@ class EmbeddedServers:
         raise ServerFailed(f"redis-server for {spec.name}: {problem}; {self._log_tail(spec)}")
 
     def _set_optional(self, connection: RespConnection, spec: ServerSpec, until: float) -> None:
-        known: list[str] = []
+        accepted: list[str] = []
         # Also write them to the server's config file, for restarts.
         for name, value in optional_settings(spec.maxmemory, spec.policy).items():
             # A server refuses a name that it does not know, so no list of versions is needed.
             with contextlib.suppress(ServerRefused):
                 connection.command(until, b"CONFIG", b"SET", name.encode(), value.encode())
-                known.append(f"{name} {value}\n")
-        (self.folder / f"{spec.name}.conf").write_text("".join(known))
+                accepted.append(f"{name} {value}\n")
+        (self.folder / f"{spec.name}.conf").write_text("".join(accepted))
 
     def _log_tail(self, spec: ServerSpec) -> str:
         try:

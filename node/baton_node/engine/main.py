@@ -30,7 +30,6 @@ from baton_node.engine.measure_speeds import measure_compute, measure_transfers
 from baton_node.errors import SetupError
 from baton_node.ipc.engine_socket import EngineSocket, EngineSocketClosed
 from baton_node.ipc.messages import EngineReady, SetupFailed, Start
-from baton_node.ipc.parent_death import die_with
 from baton_node.settings import NodeSettings
 from baton_node.store.address import StoreAddress
 from baton_node.store.null_connector import NoStore
@@ -38,6 +37,7 @@ from baton_node.store.redis_connector import StoreConnector
 from baton_protocol.ids import Epoch, NodeId
 from baton_protocol.link import Load
 from baton_protocol.logs import formatter
+from baton_protocol.parent_death import die_with
 from baton_protocol.store import Speeds
 
 if TYPE_CHECKING:

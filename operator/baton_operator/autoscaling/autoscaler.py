@@ -88,7 +88,7 @@ class Autoscaler:
         if pool.spec.paused:
             return with_replicas(pool, desired), None
         memory = self._memory = self._memory or _Memory()
-        self._learn(memory, observed, answer, pool.spec.router.workers)
+        self._learn(memory, observed, answer)
         planned = memory.planned
         if planned is None or answer is not None or self._is_due(memory, pool):
             rolling = _rolls(revision, observed)
@@ -109,11 +109,8 @@ class Autoscaler:
         late = self._clock() - memory.looked_s >= LOOK_S
         return late or memory.generation != pool.generation
 
-    def _learn(
-        self, memory: _Memory, observed: Observed, answer: Answer | None, workers: int
-    ) -> None:
-        """Update history, gauges and learnt speeds. Each ready router pod reports once per
-        worker."""
+    def _learn(self, memory: _Memory, observed: Observed, answer: Answer | None) -> None:
+        """Update history, gauges and learnt speeds. Each ready router pod reports."""
         before = memory.gauges
         found = [NodeSample(start_s=took_s) for took_s in memory.starts.ended(observed.pods)]
         if answer is not None:
@@ -123,9 +120,7 @@ class Autoscaler:
                 for pod in observed.pods
                 if pod.component == "router" and pod.ready and not pod.terminating
             ]
-            memory.history = demand.updated(
-                memory.history, answer.routers, len(ready) * workers, at_s
-            )
+            memory.history = demand.updated(memory.history, answer.routers, len(ready), at_s)
             memory.gauges = node_metrics.updated(before, answer.nodes, at_s)
             found += node_metrics.samples(before, memory.gauges)
         pod_names = {pod.name for pod in observed.pods}

@@ -48,7 +48,7 @@ class History:
 def updated(
     history: History, reports: Sequence[RouterReport], routers: int, at_s: float
 ) -> History:
-    """Add an answer. `routers`: number of ready routers, counting each worker of a pod."""
+    """Add an answer. `routers`: number of ready routers."""
     fresh = [growth for growth in reports if _is_fresh(history, growth, at_s)]
     if not fresh or len(fresh) < routers:
         return history

@@ -37,10 +37,13 @@ from baton_operator.names import DRAIN_S, ROUTER_PORT, WAKE_WAIT_FLAG
 
 # Seconds for which connections still arrive after the pod was removed from the Service.
 LEAVE_S = 3
-# Per worker, which uses one core: half a core on a full machine, and the memory with a large
-# tokenizer, 10,000 idle connections and 1,000 streams.
-WORKER_CPU_M = 500
-WORKER_MEMORY_MI = 512
+# A router uses one core: half a core on a full machine, and the memory with a large tokenizer,
+# 10,000 idle connections and 1,000 streams. Without a memory limit: an OOM kill of a router would
+# break its clients' streams.
+DEFAULT_RESOURCES = Resources(
+    requests={"cpu": "500m", "memory": "512Mi", EPHEMERAL: LITTLE_STORAGE},
+    limits={EPHEMERAL: MOST_LITTLE_STORAGE},
+)
 # Seconds for which a request to a sleeping pool waits for the first node.
 WAKE_WAIT_S = 900
 KEYS_FOLDER = "/etc/baton/api-keys"
@@ -61,7 +64,7 @@ def build_router(pool: Pool, nodes_s: int) -> Manifest:
         ["router", "--json-logs", *flags(_settings(pool)), *literal(spec.extra_args)],
         ROUTER_PORT,
         env=variables(*store_login(pool), link_token_variable(pool), *tenants),
-        resources=resources(spec.resources, _default_resources(spec.workers)),
+        resources=resources(spec.resources, DEFAULT_RESOURCES),
         # Not /ready, which waits for nodes.
         startupProbe=startup_probe(http_get("/health")),
         lifecycle={"preStop": {"sleep": {"seconds": LEAVE_S}}},
@@ -81,18 +84,6 @@ def build_router(pool: Pool, nodes_s: int) -> Manifest:
     )
     return child.deployment(
         template, deadline_s=deadline_s(template, nodes_s), replicas=spec.replicas
-    )
-
-
-def _default_resources(workers: int) -> Resources:
-    """Without a memory limit: an OOM kill of a router would break its clients' streams."""
-    return Resources(
-        requests={
-            "cpu": f"{WORKER_CPU_M * workers}m",
-            "memory": f"{WORKER_MEMORY_MI * workers}Mi",
-            EPHEMERAL: LITTLE_STORAGE,
-        },
-        limits={EPHEMERAL: MOST_LITTLE_STORAGE},
     )
 
 
@@ -117,7 +108,6 @@ def _settings(pool: Pool) -> dict[str, str | int | None]:
         "api-keys": f"{KEYS_FOLDER}/{keys.key}" if keys is not None else None,
         # Left out if it is the default, so that routers of older pools are not replaced.
         "sharing": sharing if sharing != "pool" else None,
-        "workers": spec.workers if spec.workers != 1 else None,
         "placement": spec.placement if spec.placement != "cost" else None,
         "drain-timeout": DRAIN_S,
         WAKE_WAIT_FLAG: WAKE_WAIT_S if scaling is not None and scaling.sleeps else None,

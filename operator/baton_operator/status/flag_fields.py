@@ -31,7 +31,6 @@ _ROUTERS = {
     "handoff": ("handoff",),
     "missing-role": ("missingRolePolicy",),
     "placement": ("router.placement",),
-    "workers": ("router.workers",),
     "served-model-name": ("model.name",),
 }
 _STORE = {"redis-index": ("kvStore",), "redis-data": ("kvStore",)}

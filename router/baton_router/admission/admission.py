@@ -26,7 +26,7 @@ from baton_router.admission.keep_alive import KeepAlive
 from baton_router.admission.tenant_limits import LimitsByTenant
 from baton_router.admission.usage_shares import UsageShares
 from baton_router.auth import Tenants
-from baton_router.metrics.router_metrics import AdmissionMetrics
+from baton_router.metrics.admission_metrics import AdmissionMetrics
 from baton_router.nodes.pool_view import PoolView
 from baton_router.openai.answers import Usage
 from baton_router.requests.context import RequestContext

@@ -11,7 +11,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 
 from baton_protocol.policies import Handoff
-from baton_router.nodes.pool_view import NodeView
+from baton_router.nodes.node_view import NodeView
 from baton_router.placement.policy import hands_over
 from baton_router.settings import RouterSettings
 

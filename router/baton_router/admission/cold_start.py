@@ -52,10 +52,10 @@ class ColdStart:
         """Wait until a node is ready. Return the time until which the call may wait for anything
         else, or None if it did not have to wait. Raise Unavailable after `wait_s` seconds. Raise
         InvalidRequest or NotFound at once for a call that no node would accept."""
-        if not self.enabled or self._fleet.why_unready() is None:
+        if not self.enabled or self._fleet.offers.why_unready() is None:
             return None
         check_alone(call.sampling, call.default_max_tokens)
-        self._fleet.check_name(call.options.model)
+        self._fleet.offers.check_name(call.options.model)
         give_up_at = self._clock() + self._wait_s
         context.waits = "the pool has no ready node yet"
         self.held_calls += 1
@@ -71,7 +71,7 @@ class ColdStart:
             change = self._changed()  # read before the check, so no change is missed
             if self._ending:
                 raise Unavailable("the router is shutting down; send the request again")
-            if self._fleet.why_unready() is None:
+            if self._fleet.offers.why_unready() is None:
                 return
             now = self._clock()
             if now >= give_up_at:

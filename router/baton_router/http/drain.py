@@ -20,9 +20,9 @@ from aiohttp import web
 from baton_protocol.errors import InvalidRequest, NotFound, Unavailable
 from baton_protocol.ids import NodeId
 from baton_protocol.link import DRAIN_SINCE, DrainNode, ResumeNode
-from baton_router.http.connections import BodyLimits
+from baton_router.http.body_limits import BodyLimits
 from baton_router.nodes.fleet import Fleet
-from baton_router.nodes.pool_view import NodeView, state_of
+from baton_router.nodes.node_view import NodeView, state_of
 from baton_router.openai.answers import Closed
 from baton_router.openai.fields.kinds import number, text
 from baton_router.openai.fields.table import FieldTable, optional, read_fields
@@ -118,9 +118,9 @@ class DrainRoutes:
         node = NodeId(request.match_info["node"])
         view = self._fleet.view.nodes.get(node)
         if view is None:
-            known = ", ".join(sorted(self._fleet.view.nodes)) or "none yet"
+            names = ", ".join(sorted(self._fleet.view.nodes)) or "none yet"
             raise NotFound(
-                f"node {node!r} does not exist; this router knows: {known}", param="node"
+                f"node {node!r} does not exist; this router knows: {names}", param="node"
             )
         if view.report.protocol < DRAIN_SINCE:
             raise InvalidRequest(
@@ -143,7 +143,7 @@ class DrainRoutes:
     async def _send_and_wait(
         self, node: NodeId, frame: DrainNode | ResumeNode, wanted: DrainState, until: float
     ) -> web.Response:
-        self._fleet.send(node, frame)
+        self._fleet.send_frame(node, frame)
         view = self._view(node)
         while not (view.connected and view.report.state == wanted):
             if self._clock() > until:

@@ -26,8 +26,9 @@ from baton_router.admission.cold_start import ColdStart
 from baton_router.errors import RequestFailed
 from baton_router.http.answer import Answer
 from baton_router.http.answer_encoder import AnswerEncoder
-from baton_router.http.connections import POLICY_HEADER, Body, BodyLimits
+from baton_router.http.body_limits import Body, BodyLimits
 from baton_router.http.event_stream import EventStream
+from baton_router.http.headers import POLICY_HEADER
 from baton_router.http.observers import CONTEXT, Observers
 from baton_router.http.prompt_starter import PromptStarter
 from baton_router.http.stopwatch import Stopwatch
@@ -75,7 +76,7 @@ class GenerationRoutes:
         """Why a new call would not be served now; None if it would."""
         if self.draining:
             return "the router is shutting down"
-        return None if self.intake.cold_start.enabled else self.fleet.why_unready()
+        return None if self.intake.cold_start.enabled else self.fleet.offers.why_unready()
 
     async def chat(self, request: web.Request) -> web.StreamResponse:
         return await self._serve(request, ChatCall.parse, "chatcmpl-")
@@ -135,7 +136,7 @@ class GenerationRoutes:
         stream has begun. `body` is released once its prompts are ids."""
         assert context.tenant is not None, "the middleware sets the tenant"
         waits_until = await self.intake.cold_start.hold_call(call, context, events)
-        serving = self.fleet.serving(call.options.model)
+        serving = self.fleet.offers.choose(call.options.model)
         # Time on hold does not count towards the deadline: a node may load for minutes.
         deadline = self.clock() + self.settings.request_timeout_s
         async with body.turn():

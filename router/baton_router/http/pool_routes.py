@@ -10,7 +10,6 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Any
 
 import msgspec
 from aiohttp import web
@@ -18,10 +17,10 @@ from aiohttp import web
 from baton_router.http.answer import JSON_TYPE
 from baton_router.http.generation import GenerationRoutes
 from baton_router.http.observers import CONTEXT, Observers
-from baton_router.http.pool_status import pool_json
+from baton_router.http.pool_status import RouterStatus, pool_status
 from baton_router.http.readiness import Health, Readiness, all_nodes_readiness, not_ready, wants_all
 from baton_router.nodes.fleet import Fleet
-from baton_router.nodes.link import LinkTable
+from baton_router.nodes.link_table import LinkTable
 from baton_router.observability.explanation import encode_explanation
 from baton_router.openai.answers import Model, ModelList
 from baton_router.settings import RouterSettings
@@ -31,13 +30,14 @@ METRICS_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PoolRoutes:
-    """`name` is the router's; `store_state` returns the store's state for /pool."""
+    """`name` is the router's. `store_reachable` says whether the index answers; None before it was
+    asked."""
 
     name: str
     settings: RouterSettings
     fleet: Fleet
     links: LinkTable
-    store_state: Callable[[], dict[str, Any]]
+    store_reachable: Callable[[], bool | None]
     generation: GenerationRoutes
     observers: Observers
     started: int = field(default_factory=lambda: int(time.time()))  # Unix seconds
@@ -54,13 +54,13 @@ class PoolRoutes:
         ]
 
     async def models(self, request: web.Request) -> web.Response:
-        data = [self._model(name) for name in self.fleet.names()]
+        data = [self._model(name) for name in self.fleet.offers.names()]
         return _json(ModelList(object="list", data=data))
 
     async def model(self, request: web.Request) -> web.Response:
         name = request.match_info["model"]
-        if name not in self.fleet.names():
-            raise self.fleet.no_model(name)
+        if name not in self.fleet.offers.names():
+            raise self.fleet.offers.no_model(name)
         return _json(self._model(name))
 
     async def health(self, request: web.Request) -> web.Response:
@@ -80,18 +80,16 @@ class PoolRoutes:
         )
 
     async def pool(self, request: web.Request) -> web.Response:
-        return _json(
-            pool_json(
-                self.fleet.view,
-                name=self.settings.pool,
-                router=self.name,
-                model=next(iter(self.fleet.names()), None),
-                store=self.store_state(),
-                unreachable=self.links.unreachable(),
-                conflicts=self.links.conflicts(),
-                running=len(self.generation.dispatcher.in_flight),
-            )
+        own = RouterStatus(
+            pool=self.settings.pool,
+            router=self.name,
+            model=next(iter(self.fleet.offers.names()), None),
+            links=self.links,
+            has_store=bool(self.settings.index_url),
+            store_reachable=self.store_reachable(),
+            running=len(self.generation.dispatcher.in_flight),
         )
+        return _json(pool_status(self.fleet.view, own))
 
     async def explained(self, request: web.Request) -> web.Response:
         reader = request[CONTEXT].tenant
@@ -100,11 +98,12 @@ class PoolRoutes:
         return web.Response(body=encode_explanation(explanation), content_type=JSON_TYPE)
 
     def _model(self, name: str) -> Model:
-        lengths = [
-            serving.max_model_len for serving in self.fleet.offered() if name in serving.names
-        ]
+        offers = self.fleet.offers
+        lengths = [serving.max_model_len for serving in offers.current() if name in serving.names]
         written = [
-            serving.made for serving in self.fleet.known() if name in serving.names and serving.made
+            serving.made
+            for serving in offers.current_or_last()
+            if name in serving.names and serving.made
         ]
         return Model(
             id=name,
@@ -115,5 +114,5 @@ class PoolRoutes:
         )
 
 
-def _json(body: msgspec.Struct | dict[str, Any], status: int = 200) -> web.Response:
+def _json(body: msgspec.Struct, status: int = 200) -> web.Response:
     return web.Response(body=msgspec.json.encode(body), status=status, content_type=JSON_TYPE)

@@ -1,177 +1,143 @@
-"""GET /pool: the pool as one JSON object, for people, the supervisor's table and tests.
+"""GET /pool: the pool as one record, for people, the table of `baton up` and tests.
 
-In: the view and other parts of the router. Out: plain JSON values without secrets. `openapi` takes
-the records below as documentation; the JSON may have more fields.
+In: the view and other parts of the router. Out: a Pool, without secrets.
 """
 
 from __future__ import annotations
 
 from collections.abc import Container, Mapping, Sequence
-from typing import Any
+from dataclasses import dataclass
 
 import msgspec
 
 from baton_protocol.ids import NodeId
 from baton_protocol.layout import KVLayout
-from baton_protocol.store import DataInstance, Exact, Kind, NodeLoad, Speeds, differing
-from baton_router.nodes.link import NodeLink
-from baton_router.nodes.pool_view import LOAD_NUMBERS, NodeView, PoolView, state_of
-
-Json = dict[str, Any]
-
-
-class PoolNode(msgspec.Struct, kw_only=True):
-    id: str
-    role: str
-    address: str
-    state: str
-    reason: str
-    in_use: bool
-    differs: list[str]
-    model: str
-    engine: str
-    exact: Exact
-    fingerprint: str
-    max_model_len: int
-    layout: KVLayout
-    speeds: Speeds
-    load: NodeLoad
-    instances: list[DataInstance]
-    cache: dict[str, int]
-    booked: dict[str, int]
+from baton_protocol.store import DataInstance, Kind, differing
+from baton_router.http.pool_records import (
+    BookedLoad,
+    NameConflict,
+    OthersLoad,
+    Pool,
+    PoolCache,
+    PoolInstance,
+    PoolLayout,
+    PoolLoad,
+    PoolNode,
+    PoolStore,
+    StoreInstance,
+    UnreachableNode,
+)
+from baton_router.nodes.link_table import LinkTable
+from baton_router.nodes.node_view import NodeView, state_of
+from baton_router.nodes.pool_view import LOAD_NUMBERS, PoolView
 
 
-class Unreachable(msgspec.Struct):
-    address: str
-    reason: str
-
-
-class Conflict(msgspec.Struct):
-    """The node at `address` is not used: the one at `held_by` has its name and is newer."""
-
-    node: str
-    address: str
-    held_by: str
-
-
-class Pool(msgspec.Struct, kw_only=True):
-    """The pool as this router sees it."""
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RouterStatus:
+    """What a router itself adds to its view: names, links, the index, its running requests."""
 
     pool: str
+    router: str
     model: str | None
-    fingerprint: str | None
-    nodes: list[PoolNode]
-    unreachable: list[Unreachable]
-    conflicts: list[Conflict]
-    store: dict[str, Any]
-    totals: dict[str, float]
+    links: LinkTable
+    has_store: bool
+    store_reachable: bool | None
+    running: int
 
 
-def pool_json(
-    view: PoolView,
-    *,
-    name: str,
-    router: str,
-    model: str | None,
-    store: Json,
-    unreachable: Mapping[str, str],
-    conflicts: Sequence[NodeLink],
-    running: int,
-) -> Json:
-    """`router` is the name of this router. `store` is what the router knows of the store; the data
-    servers' state from the nodes is added. `totals` sums the nodes' loads and counts this router's
-    requests."""
+def pool_status(view: PoolView, own: RouterStatus) -> Pool:
     nodes = sorted(view.nodes.values(), key=lambda node: node.report.node)
     kind, used, sample = view.kind(), view.whole(), view.sample()
-    return {
-        "pool": name,
-        "router": router,
-        "model": model,
-        "fingerprint": kind.fingerprint if kind is not None else None,
-        "nodes": [_node(node, used, sample) for node in nodes],
-        "unreachable": [
-            {"address": address, "reason": reason} for address, reason in unreachable.items()
+    return Pool(
+        pool=own.pool,
+        router=own.router,
+        model=own.model,
+        fingerprint=kind.fingerprint if kind is not None else None,
+        nodes=[_node(node, used, sample) for node in nodes],
+        unreachable=[
+            UnreachableNode(address, reason) for address, reason in own.links.unreachable().items()
         ],
-        "conflicts": [
-            {"node": link.report.node, "address": link.address, "held_by": link.rival}
-            for link in conflicts
+        conflicts=[
+            NameConflict(link.report.node, link.address, link.rival)
+            for link in own.links.conflicts()
             if link.report is not None
         ],
-        "store": store | _store(view),
-        "totals": _totals(nodes) | {"requests_running": running, "nodes": len(nodes)},
-    }
+        store=PoolStore(
+            configured=own.has_store,
+            reachable=own.store_reachable,
+            chunk_waste=sample.report.layout.waste if sample is not None else None,
+            instances=[_store_instance(seen) for seen in view.instances()],
+        ),
+        totals=_totals(nodes) | {"requests_running": own.running, "nodes": len(nodes)},
+    )
 
 
-def _node(node: NodeView, used: Container[Kind], sample: NodeView | None) -> Json:
-    report = node.report
-    layout = report.layout
-    return {
-        "id": report.node,
-        "role": report.role,
-        "address": report.address,
-        "pid": report.pid,
-        "epoch": report.epoch,
-        "state": state_of(node),
-        "reason": report.reason,
-        "replaced_by": report.replaced_by,
-        "store": report.store,
-        "in_use": node.ready and node.kind in used,
-        "differs": differing(report, sample.report) if sample is not None else [],
-        "revision": report.revision,
-        "model": report.model,
-        "engine": report.engine,
-        "exact": report.exact,
-        "fingerprint": report.fingerprint,
-        "max_model_len": report.max_model_len,
-        "layout": msgspec.to_builtins(layout)
-        | {
-            "chunk_bytes": layout.chunk_bytes,
-            "chunk_tokens": layout.chunk_tokens,
-            "block_bytes": layout.block_bytes,
-            "waste": layout.waste,
-        },
-        "speeds": msgspec.structs.asdict(report.speeds),
-        "load": msgspec.structs.asdict(report.load),
-        "instances": [msgspec.structs.asdict(instance) for instance in report.instances],
-        "cache": {
-            "chunks": node.chunks,
-            "total_blocks": report.load.total_blocks,
-            "free_blocks": report.load.free_blocks,
-            "cached_blocks": report.load.cached_blocks,
-            "host_blocks": report.load.host_blocks,
-            "host_total_blocks": report.load.host_total_blocks,
-        },
-        "booked": {
-            "requests": len(node.booked),
-            "tokens": sum(booking.tokens for booking in node.booked.values()),
-            "sequences": sum(booking.sequences for booking in node.booked.values()),
-        },
-        "others": {"tokens": node.others_tokens, "sequences": node.others_sequences},
-    }
+def _node(node: NodeView, used: Container[Kind], sample: NodeView | None) -> PoolNode:
+    report, load = node.report, node.report.load
+    bookings = node.booked.values()
+    return PoolNode(
+        id=report.node,
+        role=report.role,
+        address=report.address,
+        pid=report.pid,
+        epoch=report.epoch,
+        state=state_of(node),
+        reason=report.reason,
+        replaced_by=report.replaced_by,
+        store=report.store,
+        in_use=node.ready and node.kind in used,
+        differs=differing(report, sample.report) if sample is not None else [],
+        revision=report.revision,
+        model=report.model,
+        engine=report.engine,
+        exact=report.exact,
+        fingerprint=report.fingerprint,
+        max_model_len=report.max_model_len,
+        layout=_layout(report.layout),
+        speeds=report.speeds,
+        load=PoolLoad(**msgspec.structs.asdict(load)),
+        instances=[
+            PoolInstance(**msgspec.structs.asdict(instance)) for instance in report.instances
+        ],
+        cache=PoolCache(
+            chunks=node.chunks,
+            total_blocks=load.total_blocks,
+            free_blocks=load.free_blocks,
+            cached_blocks=load.cached_blocks,
+            host_blocks=load.host_blocks,
+            host_total_blocks=load.host_total_blocks,
+        ),
+        booked=BookedLoad(
+            requests=len(bookings),
+            tokens=sum(booking.tokens for booking in bookings),
+            sequences=sum(booking.sequences for booking in bookings),
+        ),
+        others=OthersLoad(node.others_tokens, node.others_sequences),
+    )
 
 
-def _store(view: PoolView) -> Json:
-    """`chunk_waste` is the allocator's overhead per chunk, as a share of the chunk's payload."""
-    sample = view.sample()
-    return {
-        "chunk_waste": sample.report.layout.waste if sample is not None else None,
-        "instances": [_instance(seen) for seen in view.instances()],
-    }
+def _layout(layout: KVLayout) -> PoolLayout:
+    return PoolLayout(
+        **msgspec.structs.asdict(layout),
+        bytes_of_chunk=layout.chunk_bytes,
+        tokens_of_chunk=layout.chunk_tokens,
+        bytes_of_block=layout.block_bytes,
+        wasted=layout.waste,
+    )
 
 
-def _instance(seen: Mapping[NodeId, DataInstance]) -> Json:
-    """One data server: usage from the node with the latest report, troubles of each node."""
+def _store_instance(seen: Mapping[NodeId, DataInstance]) -> StoreInstance:
     latest = list(seen.values())[-1]
-    return {
-        "used_bytes": latest.used_bytes,
-        "limit_bytes": latest.limit_bytes,
-        "evicted_keys": latest.evicted_keys,
-        "trouble": {node: instance.trouble for node, instance in seen.items() if instance.trouble},
-        "put_trouble": {
+    return StoreInstance(
+        used_bytes=latest.used_bytes,
+        limit_bytes=latest.limit_bytes,
+        evicted_keys=latest.evicted_keys,
+        trouble={node: instance.trouble for node, instance in seen.items() if instance.trouble},
+        put_trouble={
             node: instance.put_trouble for node, instance in seen.items() if instance.put_trouble
         },
-    }
+    )
 
 
-def _totals(nodes: list[NodeView]) -> Json:
+def _totals(nodes: Sequence[NodeView]) -> dict[str, float]:
     return {name: sum(getattr(node.report.load, name) for node in nodes) for name in LOAD_NUMBERS}

@@ -17,7 +17,8 @@ from msgspec import UNSET, UnsetType
 
 from baton_protocol.errors import InvalidRequest
 from baton_router.nodes.link import NodeLink
-from baton_router.nodes.pool_view import PoolView, state_of
+from baton_router.nodes.node_view import state_of
+from baton_router.nodes.pool_view import PoolView
 from baton_router.openai.answers import Closed
 
 _ANSWERS = {"1": True, "true": True, "0": False, "false": False}

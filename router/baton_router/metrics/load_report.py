@@ -9,9 +9,9 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Callable
-from typing import Protocol
 
 from baton_kvstore.errors import StoreError
+from baton_kvstore.index.registry import Registry
 from baton_protocol.store import RouterReport
 
 # The first held request may wake a pool without nodes, so it is reported within this time. A check
@@ -21,27 +21,19 @@ LOOK_S = 0.2
 logger = logging.getLogger(__name__)
 
 
-class ReportSink(Protocol):
-    """The part of the registry that the reporter uses."""
-
-    async def announce_router(self, report: RouterReport, ttl_s: float) -> None: ...
-
-    async def withdraw_router(self, router: str) -> None: ...
-
-
 class LoadReporter:
-    """Call `run()` until cancelled, then `withdraw()`."""
+    """Call `send_reports()` until cancelled, then `withdraw_report()`."""
 
     def __init__(
         self,
-        sink: ReportSink,
+        registry: Registry,
         report: Callable[[], RouterReport],
         clock: Callable[[], float],
         *,
         every_s: float,
         ttl_s: float,
     ) -> None:
-        self._sink = sink
+        self._registry = registry
         self._report = report
         self._clock = clock
         self._every_s = every_s
@@ -49,7 +41,7 @@ class LoadReporter:
         self._announced_as: str | None = None  # the router's name in the last report
         self._index_down = False
 
-    async def run(self) -> None:
+    async def send_reports(self) -> None:
         due = self._clock()
         held = 0
         while True:
@@ -60,12 +52,12 @@ class LoadReporter:
                 await self._announce(report)
             await asyncio.sleep(LOOK_S)
 
-    async def withdraw(self) -> None:
+    async def withdraw_report(self) -> None:
         """Remove the report at a clean end. If the index is down, the report expires by itself."""
         if self._announced_as is None or self._index_down:
             return
         try:
-            await self._sink.withdraw_router(self._announced_as)
+            await self._registry.withdraw_router(self._announced_as)
         except StoreError as error:
             logger.info(
                 "cannot withdraw this router's load report, which expires by itself: %s", error
@@ -74,7 +66,7 @@ class LoadReporter:
     async def _announce(self, report: RouterReport) -> None:
         self._announced_as = report.router
         try:
-            await self._sink.announce_router(report, self._ttl_s)
+            await self._registry.announce_router(report, self._ttl_s)
         except StoreError as error:
             if not self._index_down:
                 logger.warning("the index rejects this router's load reports: %s", error)

@@ -7,185 +7,33 @@ router re-exports the nodes' counters so that one scrape target shows a whole la
 from __future__ import annotations
 
 import asyncio
-from bisect import bisect_left
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from itertools import accumulate
+from collections.abc import Callable, Iterable, Iterator, Mapping
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
-from prometheus_client.core import (
-    CounterMetricFamily,
-    GaugeMetricFamily,
-    HistogramMetricFamily,
-    Metric,
-)
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
-from prometheus_client.utils import floatToGoString
 
 from baton_protocol.link import RequestStats
 from baton_protocol.metrics import metrics_of
-from baton_protocol.store import LATENCY_BOUNDS_S, NodeLoad, RouterReport
+from baton_protocol.store import NodeLoad
+from baton_router.metrics.demand import DemandCounter
+from baton_router.metrics.timings import Timings
 from baton_router.nodes.model_grammars import GrammarCounts
-from baton_router.nodes.pool_view import LOAD_NUMBERS, NodeView, PoolView, state_of
-from baton_router.openai.answers import Usage
+from baton_router.nodes.node_view import NodeView, state_of
+from baton_router.nodes.pool_view import LOAD_NUMBERS, PoolView
 from baton_router.placement.placement import Placement, PredictionError
 
-
-class Timings(Collector):
-    """A Prometheus histogram without labels that is cheap to observe, since the router does so for
-    each token.
-
-    In: seconds, from one thread. Out: the same samples as prometheus_client's histogram.
-
-    `bounds` are ascending upper bounds. `counts[i]` counts values above bound i - 1 and up to bound
-    i; the last entry counts values above all bounds.
-    """
-
-    def __init__(self, name: str, help_text: str, bounds: Sequence[float]) -> None:
-        self._name = name
-        self._what = help_text
-        self._bounds = bounds
-        self.counts = [0] * (len(bounds) + 1)
-        self._sum = 0.0
-
-    def observe(self, seconds: float) -> None:
-        self.counts[bisect_left(self._bounds, seconds)] += 1
-        self._sum += seconds
-
-    def collect(self) -> Iterator[Metric]:
-        bounds = [*map(floatToGoString, self._bounds), "+Inf"]
-        buckets = list(zip(bounds, map(float, accumulate(self.counts)), strict=True))
-        yield HistogramMetricFamily(self._name, self._what, buckets=buckets, sum_value=self._sum)
-
-
-class Demand:
-    """Counts the demand of this router's clients and their latencies.
-
-    In: requests accepted and placed, tokens delivered. Out: a RouterReport for the autoscaler;
-    /metrics also shows `ttft` and `itl`. All counters start at 0 with the process. `router` is a
-    name that is unique to this start of the router.
-    """
-
-    def __init__(self, router: str, clock: Callable[[], float]) -> None:
-        self.router = router
-        self._clock = clock
-        self._started = self._busy_at = clock()
-        self._requests = self._prompt_tokens = self._uncached_tokens = self._output_tokens = 0
-        self.ttft = _timings(
-            "time_to_first_token", "Seconds from a request's start to its first token."
-        )
-        self.itl = _timings("inter_token_latency", "Seconds between two deltas of one choice.")
-
-    def accepted(self, prompts: Iterable[int]) -> None:
-        """Count a call's requests. `prompts` holds the tokens of each prompt."""
-        self._busy_at = self._clock()
-        for tokens in prompts:
-            self._requests += 1
-            self._prompt_tokens += tokens
-
-    def placed(self, uncached: int) -> None:
-        """Count a first placement, with the prompt tokens to compute."""
-        self._uncached_tokens += uncached
-
-    def delivered(self, tokens: int) -> None:
-        self._output_tokens += tokens
-
-    def report(self, live: int, held: int) -> RouterReport:
-        """The current report. Requests that ended since the last call count as busy until that
-        call, so `idle_s` is too long by at most the time between the calls."""
-        now = self._clock()
-        if live or held:
-            self._busy_at = now
-        return RouterReport(
-            router=self.router,
-            uptime_s=now - self._started,
-            requests_total=self._requests,
-            prompt_tokens_total=self._prompt_tokens,
-            uncached_tokens_total=self._uncached_tokens,
-            output_tokens_total=self._output_tokens,
-            live=live,
-            held=held,
-            idle_s=now - self._busy_at,
-            ttft_counts=tuple(self.ttft.counts),
-            itl_counts=tuple(self.itl.counts),
-        )
-
-
-def _timings(name: str, help_text: str) -> Timings:
-    return Timings(f"baton_router_{name}_seconds", help_text, LATENCY_BOUNDS_S)
-
-
-MAX_TENANTS = 1000
-OTHER = "other"
-_WAIT_BUCKETS_S = (0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1, 2, 5, 10, 20, 30, 60, 120)
-
-
-class AdmissionMetrics:
-    """Metrics of admission: tokens by tenant, queue lengths and waits, errors by code.
-
-    In: what Admission and the middleware observe. Out: metrics in the router's registry. Labels are
-    bounded: tenants come from the file of keys, priorities from -100 to 100, codes from the error
-    vocabulary. The first MAX_TENANTS tenants get a label each, later ones share OTHER.
-    """
-
-    def __init__(self, registry: CollectorRegistry) -> None:
-        self._tenants: set[str] = set()
-        self._tokens = Counter(
-            "baton_router_tenant_tokens_total",
-            "Tokens of ended requests, by tenant and kind: prompt or completion.",
-            ("tenant", "kind"),
-            registry=registry,
-        )
-        self._queue = Gauge(
-            "baton_router_admission_queue",
-            "Calls that wait in the router because every node is full, by priority.",
-            ("priority",),
-            registry=registry,
-        )
-        self._waits = Histogram(
-            "baton_router_admission_wait_seconds",
-            "Seconds that each prompt waited in the router, admitted or not, by priority.",
-            ("priority",),
-            buckets=_WAIT_BUCKETS_S,
-            registry=registry,
-        )
-        self._refused = Counter(
-            "baton_router_rejected_total",
-            "Generation requests that ended in an error, by error code.",
-            ("code",),
-            registry=registry,
-        )
-
-    def used(self, tenant: str, usage: Usage) -> None:
-        if tenant not in self._tenants and len(self._tenants) < MAX_TENANTS:
-            self._tenants.add(tenant)
-        label = tenant if tenant in self._tenants else OTHER
-        self._tokens.labels(label, "prompt").inc(usage.prompt_tokens)
-        self._tokens.labels(label, "completion").inc(usage.completion_tokens)
-
-    def lengths(self, by_priority: Mapping[int, int]) -> None:
-        for priority, length in by_priority.items():
-            self._queue.labels(str(priority)).set(length)
-
-    def waited(self, priority: int, seconds: float, by_priority: Mapping[int, int]) -> None:
-        self._waits.labels(str(priority)).observe(seconds)
-        self.lengths(by_priority)
-
-    def rejected(self, code: str) -> None:
-        self._refused.labels(code).inc()
-
-
 _SECONDS = (0.005, 0.01, 0.02, 0.03, 0.05, 0.075, 0.1, 0.2, 0.3, 0.5, 1, 2, 5, 10, 30, 60, 120)
+NODE_METRICS = metrics_of(NodeLoad)  # by field, with their names on the nodes' own pages
 _RATIOS = (0.1, 0.25, 0.5, 0.75, 0.9, 1.1, 1.25, 1.5, 2, 4, 10, 100)
 COUNTED_S = 0.001  # the ratio of a shorter prediction says nothing
-
-NODE_METRICS = metrics_of(NodeLoad)  # by field, with their names on the nodes' own pages
 
 
 class RouterMetrics:
     """The router's own metrics. Times are in seconds. What concerns demand is also counted for the
     router's load report."""
 
-    def __init__(self, view: PoolView, demand: Demand) -> None:
+    def __init__(self, view: PoolView, demand: DemandCounter) -> None:
         self._demand = demand
         self.registry = CollectorRegistry()
         self._requests = Counter(

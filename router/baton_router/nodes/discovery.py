@@ -10,11 +10,11 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Callable, Sequence
-from typing import Protocol
 
 from baton_kvstore.errors import StoreError
-from baton_protocol.store import NodeReport
-from baton_router.nodes.link import LinkTable, NodeLink
+from baton_kvstore.index.registry import Registry
+from baton_router.nodes.link import NodeLink
+from baton_router.nodes.link_table import LinkTable
 
 # While no link is up, and for EAGER_FOR_S seconds after a new address appeared, poll the registry
 # this often (seconds), so that a starting pool serves soon.
@@ -26,27 +26,20 @@ MISSES = 3
 logger = logging.getLogger(__name__)
 
 
-class NodeSource(Protocol):
-    """The part of the registry that the router uses."""
-
-    async def nodes(self) -> Sequence[NodeReport]: ...
-
-
 class Discovery:
-    """Keeps the link table up to date. run() runs until cancelled. `forget` is called with each
-    removed link."""
+    """Keeps the link table up to date. `forget` is called with each removed link."""
 
     def __init__(
         self,
         table: LinkTable,
-        source: NodeSource | None,
+        registry: Registry | None,
         static: Sequence[str],
         *,
         interval_s: float,
         forget: Callable[[NodeLink], None],
     ) -> None:
         self._table = table
-        self._source = source
+        self._registry = registry
         self._static = [address.rstrip("/") for address in static]
         self._interval_s = interval_s
         self._forget = forget
@@ -54,21 +47,22 @@ class Discovery:
         self._eager_until = 0.0
         self.reachable: bool | None = None  # None before the first poll
 
-    async def run(self) -> None:
+    async def keep_links(self) -> None:
+        """Poll the registry until cancelled."""
         for address in self._static:
-            self._table.ensure(address)
-        while self._source is not None:
+            self._table.ensure_link(address)
+        while self._registry is not None:
             try:
-                await self._poll(self._source)
+                await self._poll(self._registry)
             except Exception:
                 logger.exception("reading the node registry failed; keeping the known nodes")
             new_address = asyncio.get_running_loop().time() < self._eager_until
             eager = new_address or not any(link.up for link in self._table.links.values())
             await asyncio.sleep(min(EAGER_S, self._interval_s) if eager else self._interval_s)
 
-    async def _poll(self, source: NodeSource) -> None:
+    async def _poll(self, registry: Registry) -> None:
         try:
-            reports = await source.nodes()
+            reports = await registry.nodes()
         except StoreError as error:
             if self.reachable is not False:
                 logger.warning(
@@ -81,7 +75,7 @@ class Discovery:
         if listed - set(self._table.links):
             self._eager_until = asyncio.get_running_loop().time() + EAGER_FOR_S
         for address in listed:
-            self._table.ensure(address)
+            self._table.ensure_link(address)
         for address, link in list(self._table.links.items()):
             # Two nodes with one name overwrite each other's report: keep showing the unused one.
             if link.up or link.rival or address in listed or address in self._static:
@@ -90,5 +84,5 @@ class Discovery:
             now = asyncio.get_running_loop().time()
             if now - self._absent.setdefault(address, now) >= MISSES * self._interval_s:
                 del self._absent[address]
-                await self._table.remove(address)
+                await self._table.remove_link(address)
                 self._forget(link)

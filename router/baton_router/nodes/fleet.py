@@ -1,10 +1,11 @@
-"""All nodes of the pool: their links, their state in the view, and the pool's model.
+"""All nodes of the pool: their links, and their state in the view.
 
 In: hellos, frames and breaks of links. Out: view updates; frames about requests, and lost and
 resumed nodes, go to the dispatcher.
 
-    link broken                   the node has `patience_s` to come back with the same engine and
-                                  then continues; if its address refuses or has another engine: lost
+    link broken                   the node has `link_patience_s` to come back with the same engine
+                                  and then continues; if its address refuses or has another
+                                  engine: lost
     pings unanswered              lost at once
     no engine step for long       lost although its link is up; gets no requests before it steps
     draining, past the deadline   not lost: its requests move when another node can take them
@@ -20,13 +21,11 @@ import asyncio
 import logging
 import random
 from collections import Counter, deque
-from collections.abc import Callable, Sequence
-from dataclasses import replace
+from collections.abc import Callable
 from typing import Protocol
 
 import aiohttp
 
-from baton_protocol.errors import NotFound, Unavailable
 from baton_protocol.ids import Epoch, NodeId
 from baton_protocol.link import (
     Abort,
@@ -39,16 +38,12 @@ from baton_protocol.link import (
     ToNode,
     ToRouter,
 )
-from baton_protocol.store import Kind, NodeReport, differing
+from baton_protocol.store import NodeReport, differing
 from baton_router.nodes.kv_events import KVEventListener
 from baton_router.nodes.link import LATE_S, Flaw, Loss, NodeLink
-from baton_router.nodes.model_artifacts import (
-    FetchError,
-    ModelStore,
-    Serving,
-    TooLargeError,
-)
-from baton_router.nodes.pool_view import NodeView, PoolView
+from baton_router.nodes.model_offers import ModelOffers
+from baton_router.nodes.model_store import FetchError, ModelStore, TooLargeError
+from baton_router.nodes.pool_view import PoolView
 from baton_router.settings import RouterSettings
 from baton_text.artifacts import ArtifactError
 
@@ -100,19 +95,16 @@ class Fleet:
     ) -> None:
         self.view = view
         self._models = models
-        self._served_name = settings.served_model_name
+        self.offers = ModelOffers(view, models, settings.served_model_name, rng)
         self._patience_s = settings.link_patience_s
         self._stall_timeout_s = settings.stall_timeout_s
         self._retry_model_s = settings.tunables.retry_model_s
-        self._rng = rng
         self._clock = clock
         self._links: dict[NodeId, NodeLink] = {}
         self._broken: dict[NodeId, asyncio.TimerHandle] = {}
         self._kept: deque[tuple[NodeId, Epoch, Abort]] = deque(maxlen=KEPT_ABORTS)
         self._older: dict[NodeId, deque[Epoch]] = {}  # epochs replaced by a newer engine
         self._admissions: set[asyncio.Task[None]] = set()
-        self._served: list[Serving] = []  # the last known offer
-        self._known: deque[tuple[Sequence[NodeView], Serving]] = deque(maxlen=4)
         self._complaints: dict[str, str] = {}  # the last logged complaint by address
         self.refused: Counter[str] = Counter()  # refused frames and artifacts by reason
         self.kv_events = KVEventListener(view, clock)
@@ -123,8 +115,8 @@ class Fleet:
         node, rival = report.node, link.rival
         link.rival = ""
         self._forget_old_node(link, node)
-        holder, known = self._links.get(node), self.view.nodes.get(node)
-        same_engine = known is not None and known.report.epoch == report.epoch
+        holder, previous = self._links.get(node), self.view.nodes.get(node)
+        same_engine = previous is not None and previous.report.epoch == report.epoch
         if holder is not None and holder is not link:
             if holder.up and same_engine:
                 logger.debug("%s is %s, which already has a link", link.address, node)
@@ -134,14 +126,14 @@ class Fleet:
                 if link.rival != rival:
                     self._conflict(node, link, holder)
                 return False
-        if known is not None and not same_engine:
+        if previous is not None and not same_engine:
             # The newest hello wins. If both engines live, the older one says hello again.
             older = self._older.setdefault(node, deque(maxlen=KEPT_EPOCHS))
-            older.append(known.report.epoch)
+            older.append(previous.report.epoch)
             self._lose(node, "restarted")
         self._links[node] = link
         if holder is not None and holder is not link:
-            holder.drop()
+            holder.drop_connection()
         self.view.hello(report)
         task = asyncio.create_task(self._admit(link, report))
         self._admissions.add(task)
@@ -153,7 +145,7 @@ class Fleet:
         node, epoch = link.report.node, link.report.epoch
         for node_of_abort, epoch_of_abort, abort in self._kept:
             if (node_of_abort, epoch_of_abort) == (node, epoch):
-                link.send(abort)
+                link.send_frame(abort)
         kept = [item for item in self._kept if item[0] != node]
         self._kept = deque(kept, maxlen=KEPT_ABORTS)
         timer = self._broken.pop(node, None)
@@ -175,7 +167,7 @@ class Fleet:
             self._note_progress(node)
             self.listener.on_prefill_done(node, frame)
         elif isinstance(frame, CacheEvents):
-            self.kv_events.apply(node, frame)
+            self.kv_events.apply_events(node, frame)
         elif isinstance(frame, JobFailed):
             self.listener.on_failed(node, frame)
 
@@ -184,7 +176,7 @@ class Fleet:
         if node is None:
             return
         self.view.lost(node)
-        self.kv_events.forget(node)
+        self.kv_events.forget_node(node)
         if silent:
             logger.warning("%s does not answer pings", node, extra={"node": node})
             self._lose(node, "pings", link.due_at)
@@ -212,22 +204,22 @@ class Fleet:
                 extra={"node": node},
             )
 
-    def forget(self, link: NodeLink) -> None:
+    def forget_link(self, link: NodeLink) -> None:
         """Discovery removed the address."""
         self._complaints.pop(link.address, None)
         node = self._node_of(link)
         if node is not None:
             self._forget(node, "link")
 
-    def send(self, node: NodeId, frame: ToNode) -> None:
-        link, known = self._links.get(node), self.view.nodes.get(node)
-        if link is None or known is None:
+    def send_frame(self, node: NodeId, frame: ToNode) -> None:
+        link, view = self._links.get(node), self.view.nodes.get(node)
+        if link is None or view is None:
             return
-        link.send(frame)
+        link.send_frame(frame)
         if isinstance(frame, Abort) and not link.up:
-            self._kept.append((node, known.report.epoch, frame))
+            self._kept.append((node, view.report.epoch, frame))
 
-    async def watch(self) -> None:
+    async def watch_engines(self) -> None:
         """Until cancelled: find stalled engines, and request listings after missed cache events. If
         the tick itself was late, this process was blocked, and no node is blamed for that time."""
         while True:
@@ -237,7 +229,7 @@ class Fleet:
             if late > LATE_S:
                 self.view.skip_time(late)
             for node in self.kv_events.next_listings():
-                self.send(node, Resync())
+                self.send_frame(node, Resync())
             for node in self.view.find_stalled(self._stall_timeout_s):
                 logger.warning("the engine of %s is stalled", node, extra={"node": node})
                 try:
@@ -245,7 +237,7 @@ class Fleet:
                 except Exception:  # our bug; keep watching
                     logger.exception("cannot mark %s as lost", node, extra={"node": node})
 
-    async def close(self) -> None:
+    async def cancel_work(self) -> None:
         for timer in self._broken.values():
             timer.cancel()
         for task in self._admissions:
@@ -254,106 +246,11 @@ class Fleet:
 
     # --- the model ------------------------------------------------------------------------------
 
-    def serving(self, wanted: str | None) -> Serving:
-        """Choose what serves a new request for the model `wanted` (None: any). While no node is
-        ready, this is the last known offer, because a request may wait. Raise Unavailable if no
-        model is known yet, NotFound if no model has that name."""
-        self._remember_offer()
-        if not self._served:
-            raise Unavailable(f"the router cannot serve requests now: {self.view.why_not_ready()}")
-        drawn = self._draw(self._served, wanted)
-        if drawn is None:
-            raise self.no_model(wanted)
-        return drawn
-
-    def check_name(self, wanted: str | None) -> None:
-        """Raise NotFound for a name that none of the known models has."""
-        if wanted and (names := self.names()) and wanted not in names:
-            raise self.no_model(wanted)
-
-    def successor(
-        self, kind: Kind, wanted: str | None, fits: Callable[[Serving], bool]
-    ) -> Serving | None:
-        """The replacement for a request whose kind gets no new requests any more. Use it only while
-        the client has no output."""
-        if not self.superseded(kind):
-            return None
-        return self._draw([serving for serving in self.offered() if fits(serving)], wanted)
-
-    def superseded(self, kind: Kind) -> bool:
-        """True if new requests go only to other kinds."""
-        serving_kinds = self.view.whole()
-        return bool(serving_kinds) and kind not in serving_kinds
-
-    def offered(self) -> list[Serving]:
-        """What may serve new requests: one kind, two in a roll-out, none without ready nodes."""
-        return [
-            serving for nodes in self.view.whole().values() if (serving := self._serving(nodes))
-        ]
-
-    def why_unready(self) -> str | None:
-        """Why no node is ready; None if one is."""
-        return None if self.offered() else self.view.why_not_ready()
-
-    def names(self) -> list[str]:
-        """Names of the served models, even while their nodes are away."""
-        if self._served_name:
-            return [self._served_name]
-        return list(dict.fromkeys(name for serving in self.known() for name in serving.names))
-
-    def known(self) -> list[Serving]:
-        """The current offer, or the last one if there is none."""
-        return self.offered() or self._served
-
-    def no_model(self, wanted: str | None) -> NotFound:
-        """The error for a name that no served model has."""
-        names = " and ".join(map(repr, self.names())) or "nothing yet"
-        message = f"model {wanted!r} does not exist; this pool serves {names}"
-        return NotFound(message, param="model", code="model_not_found")
-
-    def _serving(self, nodes: Sequence[NodeView]) -> Serving | None:
-        """The offer of ready nodes of one kind; None without their model. Cached by list."""
-        for cached_nodes, serving in self._known:
-            if cached_nodes is nodes:
-                return serving
-        reports = [view.report for view in nodes]
-        model = self._models.ready(reports[0])
-        if model is None:
-            return None
-        model_names = tuple(dict.fromkeys(report.model for report in reports))
-        names = (self._served_name,) if self._served_name else model_names
-        offer = Serving(
-            kind=nodes[0].kind,
-            model=model,
-            names=names,
-            name=names[0],
-            max_model_len=min(report.max_model_len for report in reports),
-            vocab_size=reports[0].vocab_size,
-            sample=reports[0],
-            weight=sum(report.role == "decode" for report in reports) or len(reports),
-            made=min((made for report in reports if (made := report.model_made)), default=0),
-        )
-        self._known.append((nodes, offer))
-        return offer
-
-    def _draw(self, offered: Sequence[Serving], wanted: str | None) -> Serving | None:
-        matching = [serving for serving in offered if not wanted or wanted in serving.names]
-        if not matching:
-            return None
-        drawn = matching[0]
-        if len(matching) > 1:
-            [drawn] = self._rng.choices(matching, [serving.weight for serving in matching])
-        return replace(drawn, name=wanted) if wanted not in (None, "", drawn.name) else drawn
-
-    def _remember_offer(self) -> None:
-        """Remember the current offer, for requests that come while no node is ready."""
-        self._served = self.known()
-
     async def _admit(self, link: NodeLink, report: NodeReport) -> None:
         """Fetch the node's model, then make the node usable; retry while its link is up."""
         while link.up and link.report is report:
             try:
-                await self._models.get(report, link.address)
+                await self._models.fetch_model(report, link.address)
             except TooLargeError as error:
                 self.refused["artifact"] += 1
                 logger.error("not using %s: %s", report.node, error)
@@ -404,8 +301,8 @@ class Fleet:
 
     def _forget_old_node(self, link: NodeLink, name: NodeId) -> None:
         """Forget a node whose address another node has taken over."""
-        for node, known in list(self._links.items()):
-            if known is link and node != name:
+        for node, held in list(self._links.items()):
+            if held is link and node != name:
                 self._forget(node, "restarted")
 
     def _conflict(self, node: NodeId, link: NodeLink, holder: NodeLink) -> None:
@@ -426,7 +323,7 @@ class Fleet:
         self.listener.on_change()  # waiting requests may have to switch or give up
 
     def _changed(self) -> None:
-        self._remember_offer()
+        self.offers.remember_offer()
         self.listener.on_change()
 
     def _load(self, node: NodeId, frame: Load) -> None:

@@ -39,7 +39,7 @@ class KVEventListener:
         self._requested: set[NodeId] = set()
         self._behind = False
 
-    def apply(self, node: NodeId, frame: CacheEvents) -> None:
+    def apply_events(self, node: NodeId, frame: CacheEvents) -> None:
         size = len(frame.stored) + len(frame.evicted)
         self._refill()
         if frame.reset:
@@ -72,7 +72,7 @@ class KVEventListener:
         self._requested.update(requested)
         return requested
 
-    def forget(self, node: NodeId) -> None:
+    def forget_node(self, node: NodeId) -> None:
         """The node or its link is gone. It lists its chunks when it comes back."""
         self._unlisted.pop(node, None)
         self._requested.discard(node)

@@ -1,6 +1,6 @@
 """One WebSocket per node, kept open: the router's only source of truth about the node.
 
-In: frames for the node. send() does not wait, so a decision, its booking and its jobs happen
+In: frames for the node. send_frame() does not wait, so a decision, its booking and its jobs happen
 without an await. Out: the listener gets the hello, each later frame, a break, and a refused
 connection. A broken link is dialled again at once, then with growing pauses, until it is closed.
 
@@ -54,12 +54,10 @@ CLOSE_S = 0.5
 FIRST_PAUSE_S = 0.05
 NOT_OUR_TOKEN = "the node refuses this router's link token (401); give both the same --link-token"
 STEADY_S = 1.0  # after a link of this length, dial again without a pause
-
 Flaw = Literal["unreadable", "too_large"]
 # Why a node is lost: its link does not come back, it misses its pings, its engine makes no step, or
 # another engine takes its name.
 Loss = Literal["link", "pings", "stalled", "restarted"]
-
 logger = logging.getLogger(__name__)
 
 
@@ -132,17 +130,17 @@ class NodeLink:
         self._logged_down = True  # log a failure once per break, and not before the first hello
         self._task: asyncio.Task[None] | None = None
 
-    def start(self) -> None:
+    def start_dialling(self) -> None:
         self._task = asyncio.create_task(self._run(), name=f"link {self.address}")
 
-    async def close(self) -> None:
+    async def close_link(self) -> None:
         """Stop dialling and drop the connection; the listener gets on_broken()."""
         if self._task is not None:
             self._task.cancel()
             await asyncio.gather(self._task, return_exceptions=True)
             self._task = None
 
-    def send(self, frame: ToNode) -> None:
+    def send_frame(self, frame: ToNode) -> None:
         """Queue a frame. A link that is down drops it; the listener resends what is needed."""
         if not self.up:
             return
@@ -153,7 +151,7 @@ class NodeLink:
         if self._unsent > self._tunables.max_unsent_bytes:
             self._full.set()
 
-    def drop(self) -> None:
+    def drop_connection(self) -> None:
         """End the connection, if any; the link dials again."""
         self._dropped.set()
 
@@ -319,35 +317,3 @@ async def _close(socket: aiohttp.ClientWebSocketResponse) -> None:
     with suppress(TimeoutError):  # a frozen node does not answer a close
         async with asyncio.timeout(CLOSE_S):
             await socket.close()
-
-
-class LinkTable:
-    """Links by address; discovery fills it. At most one link represents a node."""
-
-    def __init__(self, dial: Callable[[str], NodeLink]) -> None:
-        self._dial = dial
-        self.links: dict[str, NodeLink] = {}
-
-    def ensure(self, address: str) -> None:
-        address = address.rstrip("/")
-        if address not in self.links:
-            link = self._dial(address)
-            self.links[address] = link
-            link.start()
-
-    def unreachable(self) -> dict[str, str]:
-        """Addresses without a connection, and the last error of each."""
-        return {address: link.trouble for address, link in self.links.items() if link.trouble}
-
-    def conflicts(self) -> list[NodeLink]:
-        """Links to nodes whose name a newer node has taken; see `NodeLink.rival`."""
-        return [link for link in self.links.values() if link.rival]
-
-    async def remove(self, address: str) -> None:
-        link = self.links.pop(address, None)
-        if link is not None:
-            await link.close()
-
-    async def close(self) -> None:
-        await asyncio.gather(*(link.close() for link in self.links.values()))
-        self.links.clear()

@@ -9,192 +9,21 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Container, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 import msgspec
 import numpy as np
 
 from baton_protocol.ids import BlockHash, NodeId, RequestId
 from baton_protocol.link import CacheEvents, Load
-from baton_protocol.store import ROLES, DataInstance, Kind, NodeLoad, NodeReport, Role, kind_of
-from baton_router.nodes.prefix_index import ChunkIndex, Lengths
-from baton_router.placement.costs import SPEEDS, Ints, NodeGroup, select_nodes
-
-LOADS = ("queued_tokens", "sequences", "requests")
-FIRST_ROWS = 16
-
-
-class NodeArrays:
-    """The figures of all nodes as arrays, one row per node, to price all nodes at once.
-
-    In: a node's figures whenever the view learns them. Out: a NodeGroup of some rows, as copies
-    that later changes do not affect. Rows of forgotten nodes are reused.
-    """
-
-    def __init__(self) -> None:
-        self._figures = np.zeros((len(LOADS) + len(SPEEDS), FIRST_ROWS))
-        self._store_up = np.zeros(FIRST_ROWS, dtype=np.bool_)
-        self._slots = np.zeros(FIRST_ROWS, dtype=np.int64)
-        self._free = list(range(FIRST_ROWS))
-        self._unmeasured: set[int] = set()
-
-    def add(self) -> int:
-        """Reserve a row for one node."""
-        if not self._free:
-            rows = self._figures.shape[1]
-            self._figures = np.concatenate((self._figures, np.zeros_like(self._figures)), axis=1)
-            self._store_up = np.concatenate((self._store_up, np.zeros_like(self._store_up)))
-            self._slots = np.concatenate((self._slots, np.zeros_like(self._slots)))
-            self._free = list(range(rows, 2 * rows))
-        return self._free.pop()
-
-    def remove(self, row: int) -> None:
-        self._free.append(row)
-        self._unmeasured.discard(row)
-
-    def set_report(self, row: int, report: NodeReport) -> None:
-        """Set a node's speeds and store state."""
-        speeds = [getattr(report.speeds, name) for name in SPEEDS]
-        self._figures[len(LOADS) :, row] = speeds
-        if min(speeds) > 0:
-            self._unmeasured.discard(row)
-        else:
-            self._unmeasured.add(row)
-        self._store_up[row] = report.store == "up"
-
-    def set_load(self, row: int, queued_tokens: int, sequences: int, requests: int) -> None:
-        self._figures[: len(LOADS), row] = (queued_tokens, sequences, requests)
-
-    def set_slot(self, row: int, slot: int) -> None:
-        """Set a node's bit in the chunk index."""
-        self._slots[row] = slot
-
-    def group(self, nodes: Sequence[NodeId], rows: Ints, lengths: Lengths) -> NodeGroup:
-        """A group of `nodes`, which have these `rows`. `lengths`: prompt chunks held, per slot."""
-        figures = self._figures.take(rows, axis=1)
-        return NodeGroup(
-            nodes=nodes,
-            cached_chunks=lengths[self._slots[rows]],
-            store_up=self._store_up[rows],
-            measured=not self._unmeasured,
-            **dict(zip(LOADS + SPEEDS, figures, strict=True)),
-        )
-
-
-# A booking this many seconds older than a load report is certainly counted in it.
-BOOKING_ARRIVES_S = 0.05
-
-
-@dataclass(slots=True)
-class Booking:
-    """One of this router's requests on a node: uncomputed prompt tokens, running sequences, and
-    when it was booked, by the view's clock."""
-
-    tokens: int
-    sequences: int
-    at: float
-
-
-@dataclass(slots=True)
-class NodeView:
-    """What the router knows of one node: its last report, and the load the router booked there.
-
-    In: reports, bookings. Out: the current load. The router knows its own requests exactly, and
-    takes the load of other routers from the node's report.
-
-    `connected`: the link is up. `usable`: the router has its tokenizer. `stalled`: its engine made
-    no step for too long. `moved_at`: when it last made one or had none to make. `booked` holds this
-    router's requests, `booked_*` their sums, `others_*` the rest of its last report. `events` is
-    the number of its last cache event frame, `slot` its bit in the chunk index, `row` its row in
-    the arrays. `readiness_changed` is called when `usable` changes.
-    """
-
-    report: NodeReport
-    slot: int
-    row: int
-    readiness_changed: Callable[[], None]
-    connected: bool = True
-    stalled: bool = False
-    moved_at: float = 0.0
-    loaded_at: float = 0.0
-    chunks: int = 0
-    events: int = 0
-    others_tokens: int = 0
-    others_sequences: int = 0
-    others_requests: int = 0
-    booked_tokens: int = 0
-    booked_sequences: int = 0
-    booked: dict[RequestId, Booking] = field(default_factory=dict)
-    kind: Kind = field(init=False)  # constant per engine; each placement reads it
-    _usable: bool = field(default=False, init=False)
-
-    def __post_init__(self) -> None:
-        self.kind = kind_of(self.report)
-
-    @property
-    def usable(self) -> bool:
-        return self._usable
-
-    @usable.setter
-    def usable(self, value: bool) -> None:
-        self._usable = value
-        self.readiness_changed()
-
-    @property
-    def ready(self) -> bool:
-        serves = self.connected and self._usable and not self.stalled
-        return serves and self.report.state == "ready"
-
-    @property
-    def queued_tokens(self) -> int:
-        """Prompt tokens still to compute there."""
-        return self.others_tokens + self.booked_tokens
-
-    @property
-    def sequences(self) -> int:
-        return self.others_sequences + self.booked_sequences
-
-    @property
-    def requests(self) -> int:
-        """Requests there, including prefill jobs."""
-        return self.others_requests + len(self.booked)
-
-    def compare(self, now: float) -> None:
-        """Split a new report into our load and others'. Whatever exceeds our bookings is others'.
-        Bookings on their way to the node count as reported; otherwise their load would look like
-        others' for one report after they end. If the report has fewer tokens than we booked, our
-        prompts progressed. An engine computes prompts in order of arrival, so the remaining tokens
-        belong to the youngest bookings that had arrived."""
-        load = self.report.load
-        total = load.running + load.waiting + load.parked
-        self.others_tokens = max(0, load.queued_tokens - self.booked_tokens)
-        self.others_sequences = max(0, total - self.booked_sequences)
-        self.others_requests = max(0, load.requests - len(self.booked))
-        arrived = [b for b in self.booked.values() if b.at < now - BOOKING_ARRIVES_S]
-        remaining = load.queued_tokens
-        for booking in reversed(arrived):
-            remaining_here = min(booking.tokens, remaining)
-            remaining -= remaining_here
-            self.booked_tokens += remaining_here - booking.tokens
-            booking.tokens = remaining_here
-
-
-def state_of(view: NodeView) -> str:
-    """The node's state as /pool shows it."""
-    if not view.connected:
-        return "lost"
-    if view.stalled:
-        return "stalled"
-    return view.report.state if view.usable else "starting"
-
-
-__all__ = ["BOOKING_ARRIVES_S", "LOAD_NUMBERS", "NodeView", "PoolView", "state_of"]
+from baton_protocol.store import ROLES, DataInstance, Kind, NodeLoad, NodeReport, Role
+from baton_router.nodes.node_arrays import NOBODY, NodeArrays
+from baton_router.nodes.node_view import Booking, NodeView, state_of
+from baton_router.nodes.prefix_index import PrefixIndex
+from baton_router.placement.costs import Ints, NodeGroup, select_nodes
 
 # How many rolled-out kinds are remembered: requests of older ones have ended long ago.
 MOST_ROLLED = 16
-
-NOBODY = NodeArrays().group((), np.zeros(0, dtype=np.int64), np.zeros(1, dtype=np.int64))
-
 LOAD_NUMBERS = NodeLoad.__struct_fields__  # numbers that metrics sum up
 
 
@@ -211,7 +40,7 @@ class PoolView:
 
     def __init__(self, clock: Callable[[], float], max_chunks: int) -> None:
         self._clock = clock
-        self.chunks = ChunkIndex(max_chunks)
+        self.chunks = PrefixIndex(max_chunks)
         self.nodes: dict[NodeId, NodeView] = {}
         self._arrays = NodeArrays()
         self._members: dict[Kind, _Members] | None = None  # cached ready nodes; None after a change

@@ -15,7 +15,6 @@ from hashlib import blake2b
 import msgspec
 
 from baton_protocol.errors import InvalidRequest
-from baton_router.nodes.model_artifacts import PoolModel
 from baton_router.nodes.model_grammars import AnswerRules
 from baton_router.openai.reasoning import RequestedReasoning
 from baton_router.openai.structured_output import RequestedGrammar, shorten_reason

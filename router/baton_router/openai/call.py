@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import Any, Protocol
 
 from baton_protocol.link import Delta
-from baton_router.nodes.model_artifacts import PoolModel
+from baton_router.nodes.pool_model import PoolModel
 from baton_router.openai.answer_parsing import AnswerParsing
 from baton_router.openai.answers import CommonFields, Usage
 from baton_router.openai.choice_output import ChoiceOutput

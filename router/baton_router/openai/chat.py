@@ -21,7 +21,7 @@ from msgspec import UNSET
 from baton_protocol.link import Delta
 from baton_protocol.request import PositionLogprobs
 from baton_protocol.sampling import FinishReason
-from baton_router.nodes.model_artifacts import PoolModel
+from baton_router.nodes.pool_model import PoolModel
 from baton_router.openai.answer_parsing import AnswerParsing, ChoiceReader
 from baton_router.openai.answers import (
     CalledFunction,

@@ -26,7 +26,7 @@ from msgspec import UNSET
 
 from baton_protocol.link import Delta
 from baton_protocol.request import PositionLogprobs, TokenLogprob
-from baton_router.nodes.model_artifacts import PoolModel
+from baton_router.nodes.pool_model import PoolModel
 from baton_router.openai.answer_parsing import AnswerParsing
 from baton_router.openai.answers import (
     CommonFields,

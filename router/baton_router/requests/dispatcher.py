@@ -198,7 +198,7 @@ class Dispatcher:
         self.in_flight[request.id] = request
         if self._try_to_place(request, stored):
             return
-        superseded = self._fleet.superseded(request.prepared.kind)
+        superseded = self._fleet.offers.is_superseded(request.prepared.kind)
         if self._clock() >= request.give_up_at and not superseded:
             raise self._unavailable_error(request)
         self._start_task(request, partial(self._wait_for_place, request))
@@ -271,7 +271,7 @@ class Dispatcher:
         fitting = partial(fits_serving, item)
         if not record.client_has_nothing:
             return False
-        successor = self._fleet.successor(item.kind, item.wanted, fitting)
+        successor = self._fleet.offers.find_successor(item.kind, item.wanted, fitting)
         if successor is None:
             return False
         request.prepared = await prepare_for_kind(item, successor)
@@ -327,7 +327,7 @@ class Dispatcher:
                 case Emit():
                     self._emit_delta(request, action)
                 case Send():
-                    self._fleet.send(action.node, _with_time_left(action.frame, request, now))
+                    self._fleet.send_frame(action.node, _with_time_left(action.frame, request, now))
                 case Measured():
                     self._metrics.measured(action.stats, action.attempt, opening=action.opening)
                 case Replace():

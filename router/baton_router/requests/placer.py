@@ -13,8 +13,8 @@ from dataclasses import replace
 from baton_protocol import STRUCTURED_SINCE
 from baton_protocol.ids import BlockHash, Epoch, NodeId
 from baton_protocol.store import Exact, Kind, exact_together
+from baton_router.nodes.marker_lookup import MarkerLookup
 from baton_router.nodes.pool_view import PoolView
-from baton_router.nodes.prefix_index import Markers
 from baton_router.placement.costs import RequestFacts
 from baton_router.placement.placement import Missing, Placement
 from baton_router.placement.policy import PlacementPolicy, place
@@ -27,7 +27,7 @@ class Placer:
     """Places requests on the nodes of one view, by one policy."""
 
     def __init__(
-        self, view: PoolView, markers: Markers, policy: PlacementPolicy, rng: random.Random
+        self, view: PoolView, markers: MarkerLookup, policy: PlacementPolicy, rng: random.Random
     ) -> None:
         self.view = view
         self._markers = markers
@@ -37,7 +37,7 @@ class Placer:
 
     async def look_up_chunks(self, kind: Kind, chunks: Sequence[BlockHash]) -> list[bool]:
         """Whether the store holds each of these chunks; all False if its index does not answer."""
-        return await self._markers.stored(kind.fingerprint, chunks)
+        return await self._markers.find_stored(kind.fingerprint, chunks)
 
     @property
     def store_up(self) -> bool:

@@ -8,7 +8,7 @@ from baton_protocol.ids import BlockHash
 from baton_protocol.policies import Ranking
 from baton_protocol.request import Request
 from baton_protocol.store import Kind
-from baton_router.nodes.model_artifacts import Serving
+from baton_router.nodes.model_offers import Serving
 from baton_router.openai.answer_parsing import AnswerParsing
 
 

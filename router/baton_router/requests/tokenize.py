@@ -23,8 +23,8 @@ from baton_protocol.request import Request
 from baton_protocol.sampling import StructuredOutput
 from baton_protocol.store import NodeReport
 from baton_router.auth import Tenant
-from baton_router.nodes.model_artifacts import Serving
 from baton_router.nodes.model_grammars import AnswerRules
+from baton_router.nodes.model_offers import Serving
 from baton_router.openai.answer_parsing import AnswerParsing
 from baton_router.openai.call import Call, Prompt, TextPrompt, Truncation
 from baton_router.openai.sampling import check_scores, complete

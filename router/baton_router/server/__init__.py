@@ -1,1 +1,1 @@
-"""The router as a process: composition, several workers on one port, reloaded files."""
+"""The router as a process: composition, life cycle, reloaded files."""

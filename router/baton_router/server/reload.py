@@ -29,12 +29,12 @@ class FileReloader:
         self._stamps = self._current_stamps()
         self._last_error = ""
 
-    async def run(self) -> None:
+    async def watch_files(self) -> None:
         while self._paths:
             await asyncio.sleep(self._every_s)
-            self.check()
+            self.reload_changed()
 
-    def check(self) -> None:
+    def reload_changed(self) -> None:
         """Reload if a file changed, or if the last reload failed: a file that is written in place
         may have been read half-written."""
         stamps = self._current_stamps()

@@ -16,10 +16,7 @@ import socket
 import sys
 import time
 from collections.abc import Callable
-from contextlib import suppress
-from pathlib import Path
 from types import TracebackType
-from typing import Any
 
 import aiohttp
 
@@ -38,27 +35,30 @@ from baton_router.admission.tenant_limits import LimitsByTenant, read_limits
 from baton_router.auth import Tenants
 from baton_router.errors import ListenError, StartError
 from baton_router.http.app import ROUTER_DIGITS, Api, build_app
-from baton_router.http.connections import BodyLimits, ConnectionSettings, HttpServer, settle_memory
+from baton_router.http.body_limits import BodyLimits
+from baton_router.http.connections import ConnectionSettings, HttpServer
 from baton_router.http.generation import GenerationRoutes, Intake
+from baton_router.http.malloc import keep_little_memory
 from baton_router.http.observers import Observers
 from baton_router.http.pool_routes import PoolRoutes
+from baton_router.metrics.admission_metrics import AdmissionMetrics
+from baton_router.metrics.demand import DemandCounter
 from baton_router.metrics.load_report import LoadReporter
-from baton_router.metrics.router_metrics import AdmissionMetrics, Demand, RouterMetrics
+from baton_router.metrics.router_metrics import RouterMetrics
 from baton_router.nodes.discovery import Discovery
 from baton_router.nodes.fleet import Fleet
-from baton_router.nodes.link import LinkTable, NodeLink
-from baton_router.nodes.model_artifacts import ModelStore
+from baton_router.nodes.link import NodeLink
+from baton_router.nodes.link_table import LinkTable
+from baton_router.nodes.marker_lookup import MarkerLookup
+from baton_router.nodes.model_store import ModelStore
 from baton_router.nodes.pool_view import PoolView
-from baton_router.nodes.prefix_index import Markers
 from baton_router.observability.explanation import ExplanationHistory
 from baton_router.observability.tracing import Tracing
 from baton_router.placement.policy import PlacementPolicy
 from baton_router.requests.dispatcher import Dispatcher
 from baton_router.requests.in_flight import count_held
 from baton_router.requests.placer import Placer
-from baton_router.server.peers import Peers, gathering
 from baton_router.server.reload import FileReloader
-from baton_router.server.workers import FIRST_WORKER
 from baton_router.settings import RouterSettings
 
 # Seconds after ending requests by force, for writing their errors and aborts.
@@ -71,9 +71,6 @@ COLLECT_EVERY = 20_000  # new objects per garbage collection; Python's default i
 # A thread with a large body yields to the event loop after this many seconds. Python's default is
 # 5 ms, for each step of the loop.
 SWITCH_S = 0.0005
-DISCOVERY_INTERVAL_S = 1.0  # between two listings of the registry
-MAX_VIEW_CHUNKS = 1_000_000  # of all nodes' caches, in the index of prefixes
-KNOW_NODES_S = 3.0  # the longest wait for nodes before a worker beside others listens
 
 logger = logging.getLogger(__name__)
 
@@ -109,7 +106,7 @@ class Router:
         self._open_store()
         self._open_pool()
         self._make_api(tenants, limits)
-        work = [self._discovery.run(), self.fleet.watch(), reload.run()]
+        work = [self._discovery.keep_links(), self.fleet.watch_engines(), reload.watch_files()]
         if self._registry is not None:
             self._reporting = LoadReporter(
                 self._registry,
@@ -118,7 +115,7 @@ class Router:
                 every_s=self.settings.tunables.report_every_s,
                 ttl_s=self.settings.tunables.report_ttl_s,
             )
-            work.append(self._reporting.run())
+            work.append(self._reporting.send_reports())
         self._tasks = [asyncio.create_task(loop) for loop in work]
         try:
             await self._listen()
@@ -128,16 +125,15 @@ class Router:
         return self
 
     def _warn_if_open(self) -> None:
-        """Warn once about a router without keys on a public address, even with several workers."""
+        """Warn about a router without keys on a public address."""
         settings = self.settings
         if settings.api_keys or is_loopback(settings.host):
             return
-        if Path(settings.worker_socket).stem in ("", FIRST_WORKER):
-            logger.warning(
-                "this router listens on %s without API keys, so anyone who reaches it can use "
-                "the models; give it a file of keys (--api-keys), or restrict access",
-                settings.host or "all addresses",
-            )
+        logger.warning(
+            "this router listens on %s without API keys, so anyone who reaches it can use the "
+            "models; give it a file of keys (--api-keys), or restrict access",
+            settings.host or "all addresses",
+        )
 
     def _open_pool(self) -> None:
         """Make the view of the nodes, and the links to them."""
@@ -156,18 +152,18 @@ class Router:
             self._table,
             self._registry,
             settings.nodes,
-            interval_s=DISCOVERY_INTERVAL_S,
-            forget=self.fleet.forget,
+            interval_s=settings.discovery_interval_s,
+            forget=self.fleet.forget_link,
         )
-        self._markers = Markers(
-            self._index, timeout_s=settings.tunables.lookup_timeout_ms / 1000, clock=clock
+        self._markers = MarkerLookup(
+            self._index, timeout_s=settings.lookup_timeout_ms / 1000, clock=clock
         )
 
     def _make_api(self, tenants: Tenants, limits: LimitsByTenant) -> None:
         """Make the stages that a call passes, on top of the pool."""
         settings, clock = self.settings, self._clock
         name = f"{socket.gethostname()}-{secrets.token_hex(ROUTER_DIGITS // 2)}"
-        self._demand = Demand(name, clock)
+        self._demand = DemandCounter(name, clock)
         metrics = RouterMetrics(self.view, self._demand)
         metrics.count_refused_input(lambda: self.fleet.kv_events.dropped, self._refused)
         metrics.grammars(lambda: self._models.grammar_counts)
@@ -212,7 +208,7 @@ class Router:
             settings=settings,
             fleet=self.fleet,
             links=self._table,
-            store_state=self._store_state,
+            store_reachable=self._store_reachable,
             generation=generation,
             observers=observers,
         )
@@ -277,10 +273,10 @@ class Router:
             tunables=self.settings.tunables,
         )
 
-    def _store_state(self) -> dict[str, Any]:
-        known = (self._markers.up, self._discovery.reachable)
-        reachable = None if known == (None, None) else False not in known
-        return {"configured": self._index is not None, "reachable": reachable}
+    def _store_reachable(self) -> bool | None:
+        """Whether the index answers lookups and polls; None before it was asked."""
+        answers = (self._markers.up, self._discovery.reachable)
+        return None if answers == (None, None) else False not in answers
 
     def _refused(self) -> dict[str, int]:
         """Refused frames, artifacts and registry reports of nodes, by reason."""
@@ -296,10 +292,8 @@ class Router:
 
     async def _listen(self) -> None:
         host, port = self.settings.host, self.settings.port
-        own = self.settings.worker_socket
-        siblings = Peers(Path(own)) if own else None
         server = HttpServer(
-            build_app(self.api, *([gathering(siblings)] if siblings is not None else ())),
+            build_app(self.api),
             ConnectionSettings(
                 header_timeout_s=self.settings.header_timeout_s,
                 idle_timeout_s=self.settings.idle_timeout_s,
@@ -308,28 +302,13 @@ class Router:
         )
         await server.setup()
         self._server = server
-        if siblings is not None and siblings.others():
-            await self._know_nodes()
         try:
-            self.port = await server.listen(host, port, reuse_port=bool(own))
-            if own:
-                await server.listen_at(own)
+            self.port = await server.listen(host, port)
         except OSError as error:
             raise ListenError(host, port, error) from error
-        if siblings is not None:
-            logger.info("worker %s is serving", siblings.name)  # the parent logs the address
-            return
         logger.info(
             "router of pool %r listens on http://%s:%d", self.settings.pool, host, self.port
         )
-
-    async def _know_nodes(self) -> None:
-        """Wait until a node is ready. A restarted worker gets its share of connections as soon as
-        it listens; until it can serve them, its siblings serve them better."""
-        with suppress(TimeoutError):
-            async with asyncio.timeout(KNOW_NODES_S):
-                while self.fleet.why_unready() is not None:
-                    await asyncio.sleep(POLL_S)
 
     async def _close(self) -> None:
         await self._end_running()
@@ -339,13 +318,13 @@ class Router:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
         if self._reporting is not None:
-            await self._reporting.withdraw()
-        await self._table.close()
-        await self.fleet.close()
-        await self._models.close()
+            await self._reporting.withdraw_report()
+        await self._table.close_links()
+        await self.fleet.cancel_work()
+        await self._models.cancel_builds()
         await self._session.close()
-        await self._markers.close()
-        await self.admission.shut_down()
+        await self._markers.cancel_lookups()
+        await self.admission.close()
         for part in (self._index, self._registry, self._budgets):
             if part is not None:
                 await part.close()
@@ -406,7 +385,7 @@ async def run(
 
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, signalled)
-    settle_memory()
+    keep_little_memory()
     sys.setswitchinterval(SWITCH_S)
     try:
         async with Router(settings, spans=spans) as router:

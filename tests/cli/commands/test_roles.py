@@ -105,8 +105,6 @@ def test_a_router_without_nodes_is_refused_in_one_line() -> None:
         ("decode", ("--engine", "sim", "--tool-parser", "none-such"), "none-such"),
         ("router", ("--nodes", "http://127.0.0.1:1", "--api-keys", "KEYS"), "line 1: "),
         ("router", ("--nodes", "http://127.0.0.1:1", "--api-keys", "/no/file"), "keys /no/file"),
-        ("router", ("--nodes", "http://127.0.0.1:1", "--api-keys", "KEYS", "--workers", "2"),
-         "line 1: "),
     ],
 )  # fmt: skip
 def test_a_role_that_cannot_start_because_of_a_flag_says_which_and_ends_with_its_code(

@@ -6,14 +6,15 @@ import asyncio
 import os
 import signal
 import sys
-from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 
 import psutil
 import pytest
 
-from baton_cli.local_pool.children import Backoff, ChildProcess, ChildSpec, describe_end
+from baton_cli.local_pool.children import ChildProcess, ChildSpec, describe_end
+from baton_protocol.backoff import Backoff
+from tests.support.waiting import until
 
 pytestmark = pytest.mark.integration
 
@@ -38,13 +39,7 @@ class Events:
 
 def make_child(script: str, events: Events, first_s: float = 0.01) -> ChildProcess:
     spec = ChildSpec("kid", "decode", (sys.executable, "-c", script))
-    return ChildProcess(spec, os.environ, events.line, events.end, Backoff(first_s=first_s))
-
-
-async def until(condition: Callable[[], bool]) -> None:
-    async with asyncio.timeout(WAIT_S):
-        while not condition():
-            await asyncio.sleep(0.01)
+    return ChildProcess(spec, os.environ, events.line, events.end, Backoff(first_s, 15.0))
 
 
 async def test_output_is_forwarded_by_line_even_if_long_or_unfinished() -> None:
@@ -125,13 +120,6 @@ async def test_a_stop_during_the_backoff_ends_the_wait() -> None:
     await until(lambda: child.state == "waiting")
     await child.stop(WAIT_S)
     await asyncio.wait_for(running, WAIT_S)
-
-
-def test_waits_double_up_to_a_limit_and_reset_once_the_child_has_served() -> None:
-    backoff = Backoff()
-    assert [backoff.wait_s() for _ in range(7)] == [0.5, 1, 2, 4, 8, 15, 15]
-    backoff.forget()
-    assert [backoff.wait_s(), backoff.wait_s()] == [0.5, 1]
 
 
 async def test_a_child_that_served_is_restarted_with_the_first_wait_each_time() -> None:

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import io
 
-from baton_cli.local_pool.display import Display, Row, table
+from baton_cli.local_pool.display import Display, TableRow, table
 
-READY = Row("decode-0", "decode", 7, "ready", 2, "http://h:1", "bitwise")
+READY = TableRow("decode-0", "decode", 7, "ready", 2, "http://h:1", "bitwise")
 
 
 class Terminal(io.StringIO):
@@ -21,9 +21,9 @@ def test_columns_are_aligned() -> None:
 def test_plain_output_has_one_line_per_state_change_and_none_for_load() -> None:
     out = io.StringIO()
     display = Display(out, io.StringIO())
-    display.rows([Row("decode-0", "decode", 7, "starting", None, "")])
+    display.rows([TableRow("decode-0", "decode", 7, "starting", None, "")])
     display.rows([READY])
-    display.rows([Row("decode-0", "decode", 7, "ready", 5, "http://h:1")])
+    display.rows([TableRow("decode-0", "decode", 7, "ready", 5, "http://h:1")])
     assert out.getvalue().splitlines() == [
         "decode-0: starting pid 7",
         "decode-0: ready pid 7 http://h:1",

@@ -16,11 +16,12 @@ from baton_cli.commands.role_settings import node_settings, router_settings
 from baton_cli.commands.up import settle, show_answer, show_ready
 from baton_cli.commands.up_plan import THIS_MACHINE, Machine, make_plan
 from baton_cli.errors import CommandError
+from baton_cli.local_pool.chat_answer import ChatAnswer
 from baton_cli.local_pool.children import ChildSpec
 from baton_cli.local_pool.gpus import Gpu, Memory
-from baton_cli.local_pool.router_client import Answer, RouterAddress
+from baton_cli.local_pool.router_client import RouterAddress
 from baton_cli.local_pool.store import StoreUrls
-from baton_cli.local_pool.supervisor import Plan
+from baton_cli.local_pool.supervisor import PoolPlan
 from baton_cli.main import read_command
 from baton_cli.options.devices import CUDA
 from baton_cli.options.records import CommonOptions, NodeOptions, RouterOptions, UpOptions
@@ -32,7 +33,7 @@ STORE = StoreUrls("unix:///s/index.sock", ("unix:///s/a.sock", "unix:///s/b.sock
 SIM = UpOptions(engine="sim", prefill=1, decode=2, port=8123, pool="p", drain_timeout=4)
 
 
-def plan_of(options: UpOptions, machine: Machine = THIS_MACHINE) -> Plan:
+def plan_of(options: UpOptions, machine: Machine = THIS_MACHINE) -> PoolPlan:
     environment = {"PATH": "/bin", "BATON_PORT": "1", "HF_HOME": "/h"}
     return make_plan(options, STORE, environment, machine=machine)
 
@@ -193,7 +194,7 @@ def test_logs_are_json_in_every_process_or_in_none() -> None:
 def test_threads_are_the_flag_s_value_or_a_share_of_the_cores() -> None:
     def threads(options: UpOptions) -> list[int | None]:
         children = [child_options(spec)[1] for spec in plan_of(options).nodes]
-        return [one.threads for one in children if isinstance(one, NodeOptions)]
+        return [child.threads for child in children if isinstance(child, NodeOptions)]
 
     assert threads(replace(SIM, threads=3)) == [3, 3, 3]
     assert all(count is not None and count >= 1 for count in threads(SIM))
@@ -279,7 +280,7 @@ def test_the_shown_url_can_be_connected_to(host: str, url: str) -> None:
 
 
 def test_an_answer_is_shown_with_its_placement_and_timings() -> None:
-    answer = Answer("Paris.", "prefill=- decode=d", 0.25, 1.25, tokens=11, prompt_tokens=7)
+    answer = ChatAnswer("Paris.", "prefill=- decode=d", 0.25, 1.25, tokens=11, prompt_tokens=7)
     assert show_answer(answer, 5.0).splitlines() == [
         "Paris.",
         "",

@@ -70,12 +70,12 @@ async def test_only_the_killed_server_is_restarted_and_it_is_named(name: str) ->
         notes: list[str] = []
         keeper = asyncio.create_task(open_embedded(store).keep(notes.append))
         for kills in (1, 2):
-            before = {each: store.pid(each) for each in store.names}
+            before = {server: store.pid(server) for server in store.names}
             os.kill(before[name], signal.SIGKILL)
             await until(lambda: len(notes) == kills)  # noqa: B023
             await until(lambda: store.pid(name) != before[name])  # noqa: B023
-            after = {each: store.pid(each) for each in store.names}
-            assert {each for each in after if after[each] != before[each]} == {name}
+            after = {server: store.pid(server) for server in store.names}
+            assert {server for server in after if after[server] != before[server]} == {name}
             assert notes[-1] == (
                 f"restarting the store's server {name} (pid {before[name]} was ended by SIGKILL)"
                 " without its data"
@@ -117,7 +117,11 @@ async def test_a_failed_store_restart_is_retried() -> None:
 
 def test_nodes_use_a_killed_store_again_after_its_restart() -> None:
     with Pool([*SIM, "--prefill", "1", "--decode", "1"]) as pool:
-        [guardian] = [one for one in pool.processes() if "guardian.py" in " ".join(one.cmdline())]
+        [guardian] = [
+            process
+            for process in pool.processes()
+            if "embedded.guardian" in " ".join(process.cmdline())
+        ]
         servers = guardian.children()
         os.kill(guardian.pid, signal.SIGKILL)
         psutil.wait_procs(servers, timeout=120)

@@ -6,7 +6,6 @@ import asyncio
 import io
 import os
 import sys
-from collections.abc import Callable
 from pathlib import Path
 
 import psutil
@@ -14,9 +13,11 @@ import pytest
 
 from baton_cli.errors import CommandError
 from baton_cli.local_pool.children import ChildSpec
-from baton_cli.local_pool.display import Display
-from baton_cli.local_pool.router_client import NodeView, PoolView, RouterAddress
-from baton_cli.local_pool.supervisor import DEFAULT_TIMING, Plan, Stop, Supervisor, Timing
+from baton_cli.local_pool.display import Display, TableRow
+from baton_cli.local_pool.router_client import PoolState, RouterAddress
+from baton_cli.local_pool.stop_requests import StopRequests
+from baton_cli.local_pool.supervisor import PoolPlan, Supervisor, Timing
+from tests.support.waiting import until
 
 pytestmark = pytest.mark.integration
 
@@ -48,7 +49,7 @@ class Bench:
         self.folder = folder
         self.now = 0.0
         self.out = io.StringIO()
-        self.stop = Stop()
+        self.stop = StopRequests()
 
     def spec(self, name: str, script: str = NODE, slow: float = 0.0) -> ChildSpec:
         return ChildSpec(
@@ -62,10 +63,10 @@ class Bench:
         *nodes: ChildSpec,
         router: ChildSpec,
         drain_s: float = 10,
-        poll_s: float = DEFAULT_TIMING.poll_s,
-        exit_grace_s: float = DEFAULT_TIMING.exit_grace_s,
+        poll_s: float = Timing.poll_s,
+        exit_grace_s: float = Timing.exit_grace_s,
     ) -> Supervisor:
-        plan = Plan(RouterAddress("127.0.0.1", 1), nodes, router, os.environ, drain_s, READY_S)
+        plan = PoolPlan(RouterAddress("127.0.0.1", 1), nodes, router, os.environ, drain_s, READY_S)
         display = Display(self.out, self.out)
         return Supervisor(
             plan,
@@ -76,16 +77,16 @@ class Bench:
             Timing(poll_s, exit_grace_s, last_look_s=WAIT_S),
         )
 
-    def look(self, router: RouterAddress) -> PoolView | None:
+    def look(self, router: RouterAddress) -> PoolState | None:
         nodes = tuple(
-            NodeView(
-                *(path.stem, path.stem.split("-")[0], int(path.read_text()), "ready", "http://n"),
-                requests=1,
+            TableRow(
+                *(path.stem, path.stem.split("-")[0], int(path.read_text()), "ready", 1),
+                address="http://n",
                 exact="numeric",
             )
             for path in sorted(self.folder.glob("*-*.pid"))
         )
-        return PoolView((self.folder / "router.pid").exists(), len(nodes), nodes)
+        return PoolState((self.folder / "router.pid").exists(), len(nodes), nodes)
 
     def pid(self, name: str) -> int:
         return int((self.folder / f"{name}.pid").read_text())
@@ -97,12 +98,6 @@ class Bench:
 @pytest.fixture
 def bench(tmp_path: Path) -> Bench:
     return Bench(tmp_path)
-
-
-async def until(condition: Callable[[], bool]) -> None:
-    async with asyncio.timeout(WAIT_S):
-        while not condition():
-            await asyncio.sleep(0.01)
 
 
 async def test_a_pool_is_ready_when_every_node_is_ready(bench: Bench) -> None:

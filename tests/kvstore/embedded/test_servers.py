@@ -109,16 +109,6 @@ def test_servers_die_with_their_guardian_and_stop_cleans_up() -> None:
     assert not folder.exists()
 
 
-@pytest.mark.skipif(sys.platform != "linux", reason="only Linux has parent-death signals")
-@pytest.mark.parametrize(("ended", "status"), [(False, 0), (True, 1)])
-def test_a_server_whose_guardian_has_already_ended_does_not_start(ended: bool, status: int) -> None:
-    """The parent in this test is the test process, which lives. Any other pid stands for a parent
-    that has ended."""
-    parent = os.getpid() + (1 if ended else 0)
-    code = f"from baton_kvstore.embedded.guardian import die_with; die_with({parent})"
-    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == status
-
-
 def test_revive_replaces_a_killed_guardian_and_its_servers_return_at_the_same_addresses() -> None:
     with EmbeddedStore(64 << 20) as store:
         urls = (store.index_url, *store.data_urls)

@@ -235,7 +235,6 @@ def test_informative_defaults_are_in_the_schema() -> None:
     assert whole["engine"] == {"kind": "torch", "dtype": "auto", "blockSize": 16}
     assert whole["router"] == {
         "replicas": 1,
-        "workers": 1,
         "placement": "cost",
         "service": {"type": "ClusterIP", "port": 8000},
     }

@@ -182,11 +182,6 @@ def test_silent_routers_keep_the_counts_and_are_reported() -> None:
     assert (operator.decision.reason, operator.decision.desired_prefill) == ("DemandStale", 4)
 
 
-def test_a_silent_router_worker_keeps_the_counts() -> None:
-    assert Operator().looks(18, HEAVY) == (4, 1)
-    assert Operator(router={"workers": 2}).looks(18, HEAVY) == (1, 1)
-
-
 def test_without_any_report_the_counts_stay_and_demand_is_unknown() -> None:
     operator = Operator(prefill={"replicas": 3})
     assert operator.silence(30) == (3, 1)

@@ -30,7 +30,7 @@ SAME: dict[str, dict[str, Any]] = {
     "store memory": {"kvStore": {"managed": {"memory": "2Gi"}}},
     "an explicit default": {"kvStore": {"managed": {"dataInstances": 1}}},
     "served model name": {"model": {"name": "chat"}},
-    "router workers and placement": {"router": {"workers": 4, "placement": "random"}},
+    "router placement": {"router": {"placement": "random"}},
     "router replicas and ingress": {
         "router": {"replicas": 3, "ingress": {"host": "llm.example.com"}}
     },
@@ -299,10 +299,10 @@ def router_args(**router: object) -> list[str]:
 
 def test_default_router_settings_add_no_flags() -> None:
     default = router_args()
-    assert router_args(workers=1, placement="cost") == default
-    assert not [arg for arg in default if arg.startswith(("--workers", "--placement"))]
-    more = router_args(workers=3, placement="least-request")
-    assert sorted({*more} - {*default}) == ["--placement=least-request", "--workers=3"]
+    assert router_args(placement="cost") == default
+    assert not [arg for arg in default if arg.startswith("--placement")]
+    more = router_args(placement="least-request")
+    assert {*more} - {*default} == {"--placement=least-request"}
 
 
 def test_routers_prefer_different_machines_and_scaling_keeps_their_template() -> None:

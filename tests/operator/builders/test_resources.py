@@ -62,12 +62,8 @@ def test_every_container_has_cpu_and_memory(name: str) -> None:
                 assert {"cpu", "memory"} <= named
 
 
-def test_a_router_requests_half_a_core_per_worker() -> None:
-    found = [
-        resources_of({"router": {"workers": count}}, "router")["requests"]["cpu"]
-        for count in (1, 4)
-    ]
-    assert found == ["500m", "2000m"]
+def test_a_router_requests_half_a_core() -> None:
+    assert resources_of({}, "router")["requests"]["cpu"] == "500m"
 
 
 NAMED: dict[str, tuple[Spec, str, Spec, Spec]] = {

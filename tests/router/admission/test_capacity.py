@@ -8,7 +8,7 @@ import pytest
 
 from baton_protocol.store import Role, Speeds
 from baton_router.admission.capacity import USUAL_SEQUENCES, AdmittedLoad, CapacityRule, has_room
-from baton_router.nodes.pool_view import NodeView
+from baton_router.nodes.node_view import NodeView
 from tests.support.nodes.fake_node import make_report
 
 RULE = CapacityRule(queue_ms=1000.0)

@@ -160,7 +160,7 @@ def simulate_day(view: PoolView, listener: KVEventListener, clock: Clock, day: i
         view.load(name, leaving)
         clock.advance(HOUR_S)
     for node in list(view.nodes):
-        listener.forget(node)
+        listener.forget_node(node)
         view.lost(node)
         view.forget(node)
 

@@ -12,7 +12,7 @@ import pytest
 from baton_protocol.errors import InvalidRequest
 from baton_protocol.hosts import Hosts
 from baton_protocol.link import DrainNode, RunJob
-from baton_router.http.app import is_own
+from baton_router.http.browser_guard import is_own
 from baton_router.settings import RouterSettings
 from tests.router import pools
 from tests.support.clients.raw_http import JSON_TYPE, RawResponse, exchange, raw_request

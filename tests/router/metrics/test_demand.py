@@ -11,8 +11,7 @@ from hypothesis import strategies as st
 from baton_protocol.hashing import chunk_hashes, extend_hashes, root_hash
 from baton_protocol.link import RunJob
 from baton_protocol.store import LATENCY_BOUNDS_S
-from baton_router.metrics.router_metrics import Demand
-from tests.router import pools
+from baton_router.metrics.demand import DemandCounter
 from tests.support.nodes.fake_node import LAYOUT, FakeNode
 from tests.support.waiting import until, until_is
 
@@ -94,7 +93,7 @@ async def test_latencies_in_the_report_agree_with_the_metrics_page(
 
 @given(st.floats(0.0, 1e6))
 def test_a_latency_counts_in_the_first_bucket_that_contains_it(seconds: float) -> None:
-    demand = Demand("router-1", lambda: 0.0)
+    demand = DemandCounter("router-1", lambda: 0.0)
     demand.ttft.observe(seconds)
     counts = demand.report(0, 0).ttft_counts
     bounds = (*LATENCY_BOUNDS_S, float("inf"))
@@ -137,7 +136,7 @@ async def test_a_new_request_is_held_while_no_node_of_its_role_is_ready(
 
 def test_idle_time_starts_when_the_last_request_ended() -> None:
     now = 0.0
-    demand = Demand("router-1", lambda: now)
+    demand = DemandCounter("router-1", lambda: now)
     now = 10.0
     assert demand.report(0, 0).idle_s == 10.0
     demand.accepted([5])

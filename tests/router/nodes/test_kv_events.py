@@ -39,23 +39,23 @@ def known_chunks(view: PoolView) -> int:
 
 def test_after_a_missing_frame_the_router_forgets_the_chunks_and_requests_one_listing() -> None:
     listener, view = make_listener(Clock())
-    listener.apply(NODE, events(7, 2, reset=True))
-    listener.apply(NODE, events(8, 3))
+    listener.apply_events(NODE, events(7, 2, reset=True))
+    listener.apply_events(NODE, events(8, 3))
     assert (known_chunks(view), listener.next_listings()) == (3, [])
-    listener.apply(NODE, events(10, 4))
+    listener.apply_events(NODE, events(10, 4))
     assert (known_chunks(view), view.nodes[NODE].chunks, listener.dropped) == (0, 0, 4)
     assert (listener.next_listings(), listener.next_listings()) == ([NODE], [])
-    listener.apply(NODE, events(11, 5))
+    listener.apply_events(NODE, events(11, 5))
     assert (known_chunks(view), listener.dropped) == (0, 9)
-    listener.apply(NODE, events(11, 6, reset=True))
-    listener.apply(NODE, events(12, 7))
+    listener.apply_events(NODE, events(11, 6, reset=True))
+    listener.apply_events(NODE, events(12, 7))
     assert (known_chunks(view), listener.next_listings()) == (7, [])
 
 
 def test_frames_without_a_number_are_always_applied() -> None:
     listener, view = make_listener(Clock(), events_per_s=10)
     for count in (5, 50, 500):
-        listener.apply(NODE, events(0, count))
+        listener.apply_events(NODE, events(0, count))
         assert known_chunks(view) == count
     assert (listener.dropped, listener.next_listings()) == (0, [])
 
@@ -66,9 +66,9 @@ def test_excess_events_are_dropped_with_one_warning_and_listed_later(
     clock = Clock()
     listener, view = make_listener(clock, "n0", "n1", "n2")
     with caplog.at_level(logging.WARNING):
-        listener.apply(NodeId("n0"), events(1, 90))
-        listener.apply(NodeId("n1"), events(1, 40))
-        listener.apply(NodeId("n2"), events(1, 40))
+        listener.apply_events(NodeId("n0"), events(1, 90))
+        listener.apply_events(NodeId("n1"), events(1, 40))
+        listener.apply_events(NodeId("n2"), events(1, 40))
     assert [record.message for record in caplog.records] == [
         "chunk events exceed 100 a second; the router treats some nodes' caches as empty until"
         " they list their chunks"
@@ -79,7 +79,9 @@ def test_excess_events_are_dropped_with_one_warning_and_listed_later(
     assert listener.next_listings() == []
     clock.advance(0.2)
     assert listener.next_listings() == ["n1", "n2"]
-    listener.apply(NodeId("n1"), events(1, 95, reset=True))  # listings of any size are applied
+    listener.apply_events(
+        NodeId("n1"), events(1, 95, reset=True)
+    )  # listings of any size are applied
     assert known_chunks(view) == 95
 
 
@@ -87,8 +89,8 @@ def test_listings_are_requested_in_groups_and_not_from_forgotten_nodes() -> None
     names = [f"n{n}" for n in range(LISTINGS + 3)]
     listener, _ = make_listener(Clock(), *names, events_per_s=1000)
     for name in names:
-        listener.apply(NodeId(name), events(5))
-    listener.forget(NodeId(names[-1]))
+        listener.apply_events(NodeId(name), events(5))
+    listener.forget_node(NodeId(names[-1]))
     assert listener.next_listings() == names[:LISTINGS]
     assert listener.next_listings() == names[LISTINGS:-1]
 

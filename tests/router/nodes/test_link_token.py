@@ -103,8 +103,6 @@ async def test_each_router_identifies_its_links_by_its_own_secret(
     [
         ({}, False),
         ({"host": "0.0.0.0"}, True),
-        ({"host": "0.0.0.0", "worker_socket": "0.sock"}, True),
-        ({"host": "0.0.0.0", "worker_socket": "1.sock"}, False),
         ({"host": "0.0.0.0", "api_keys": "keys"}, False),
     ],
 )

@@ -1,4 +1,4 @@
-"""Links, discovery, artifacts and markers when the other end is wrong or down."""
+"""Links, models and the start of a router when the other end is wrong or down."""
 
 from __future__ import annotations
 
@@ -6,37 +6,26 @@ import asyncio
 import itertools
 import subprocess
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import AsyncExitStack
-from typing import Any
 
 import aiohttp
 import pytest
 from aiohttp import web
 
-from baton_kvstore.errors import StoreUnavailable
 from baton_protocol.ids import BlockHash, Fingerprint
 from baton_protocol.link import Abort, RunJob
-from baton_protocol.store import Marker, NodeReport
 from baton_router.errors import StartError
-from baton_router.nodes.discovery import MISSES, Discovery
-from baton_router.nodes.link import MISSED_PINGS, LinkTable, NodeLink
-from baton_router.nodes.model_artifacts import KEPT_UNUSED, FetchError, ModelStore
-from baton_router.nodes.prefix_index import FAILURES, RETRY_S, Markers
+from baton_router.nodes.link import MISSED_PINGS, NodeLink
+from baton_router.nodes.model_store import KEPT_UNUSED, FetchError, ModelStore
 from baton_router.server.router import Router
 from baton_router.settings import RouterSettings, Tunables
 from baton_text.artifacts import byte_artifacts
-from tests.router import pools
-from tests.support.nodes.fake_node import VOCAB, FakeNode, make_report
+from tests.support.nodes.fake_node import VOCAB, FakeNode
 from tests.support.waiting import until, until_is
 
 pytestmark = pytest.mark.integration
-
-FP = Fingerprint("f" * 32)
 CHUNKS = [BlockHash(bytes([n]) * 16) for n in range(3)]
-
-
-# --- links ----------------------------------------------------------------------------------------
 
 
 async def test_after_a_reconnect_the_node_lists_its_chunks_again(
@@ -160,7 +149,7 @@ async def test_a_peer_that_sends_no_hello_is_not_a_node(
         client.dial(f"http://127.0.0.1:{runner.addresses[0][1]}")
         await until(lambda: len(dialled) >= 3)
         assert await client.names() == ["decode-0"]
-        await client.router._table.remove(f"http://127.0.0.1:{runner.addresses[0][1]}")
+        await client.router._table.remove_link(f"http://127.0.0.1:{runner.addresses[0][1]}")
     await runner.cleanup()
 
 
@@ -195,20 +184,21 @@ async def test_an_artifact_that_does_not_match_its_digest_is_refused(decode: Fak
     async with aiohttp.ClientSession() as session:
         store = ModelStore(session)
         with pytest.raises(FetchError, match="does not match its digest"):
-            await store.get(decode.report, decode.address)
-        assert store.ready(decode.report) is None
-        await store.close()
+            await store.fetch_model(decode.report, decode.address)
+        assert store.find_built(decode.report) is None
+        await store.cancel_builds()
 
 
 async def test_artifacts_are_fetched_once_for_nodes_that_share_them(decode: FakeNode) -> None:
     async with aiohttp.ClientSession() as session:
         store = ModelStore(session)
         first, second = await asyncio.gather(
-            store.get(decode.report, decode.address), store.get(decode.report, decode.address)
+            store.fetch_model(decode.report, decode.address),
+            store.fetch_model(decode.report, decode.address),
         )
         decode.artifacts = {}
-        assert first is second is await store.get(decode.report, decode.address)
-        await store.close()
+        assert first is second is await store.fetch_model(decode.report, decode.address)
+        await store.cancel_builds()
 
 
 async def test_the_model_of_a_live_node_is_kept_however_many_models_are_fetched_later(
@@ -235,183 +225,20 @@ async def test_only_the_most_recently_used_unused_models_are_kept() -> None:
         for number in range(KEPT_UNUSED + 3):
             node.serve_artifacts(byte_artifacts(VOCAB + number))
             reports.append(node.report)
-            await store.get(node.report, node.address)
-        await store.get(reports[0], node.address)
+            await store.fetch_model(node.report, node.address)
+        await store.fetch_model(reports[0], node.address)
         for report in (reports[1], reports[2]):
-            model = store.ready(report)
+            model = store.find_built(report)
             assert model is not None
             await model.grammar("regex", "a+")
         assert store.grammar_counts.compiled == 2
         store.forget_unused([reports[1]])
         assert store.grammar_counts.compiled == 2, "grammars of a forgotten model stay counted"
-        kept = [number for number, report in enumerate(reports) if store.ready(report) is not None]
+        kept = [
+            number for number, report in enumerate(reports) if store.find_built(report) is not None
+        ]
         assert kept == [0, 1, *range(4, KEPT_UNUSED + 3)]
-        await store.close()
-
-
-# --- discovery ------------------------------------------------------------------------------------
-
-
-class Registry:
-    """A registry that returns `reports`, or fails if `broken`."""
-
-    def __init__(self) -> None:
-        self.reports: list[NodeReport] = []
-        self.broken = False
-        self.polls = 0
-
-    async def nodes(self) -> Sequence[NodeReport]:
-        self.polls += 1
-        if self.broken:
-            raise StoreUnavailable("the index is away")
-        return self.reports
-
-
-class Discovering:
-    """A Discovery over one registry. Its links do nothing; tests set their state."""
-
-    def __init__(self, *static: str) -> None:
-        self.registry = Registry()
-        self.forgotten: list[str] = []
-        self.table = LinkTable(self._dial)
-        self.discovery = Discovery(
-            self.table,
-            self.registry,
-            static,
-            interval_s=0.01,
-            forget=lambda link: self.forgotten.append(link.address),
-        )
-
-    @staticmethod
-    def _dial(address: str) -> NodeLink:
-        link = NodeLink.__new__(NodeLink)
-        link.address, link.up, link.rival, link._task = address, False, "", None
-        link.start = lambda: None  # type: ignore[method-assign]
-        return link
-
-    async def polls(self, count: int) -> None:
-        target = self.registry.polls + count
-        await until(lambda: self.registry.polls >= target)
-
-    async def __aenter__(self) -> Discovering:
-        self._task = asyncio.create_task(self.discovery.run())
-        return self
-
-    async def __aexit__(self, *_: object) -> None:
-        self._task.cancel()
-        await asyncio.gather(self._task, return_exceptions=True)
-
-
-def listed(address: str) -> NodeReport:
-    return make_report("n", "decode", address=address)
-
-
-async def test_registered_and_static_addresses_are_dialled_once() -> None:
-    async with Discovering("http://a:1/") as discovering:
-        discovering.registry.reports = [listed("http://a:1"), listed("http://b:2/")]
-        await discovering.polls(2)
-        assert set(discovering.table.links) == {"http://a:1", "http://b:2"}
-        assert discovering.discovery.reachable is True
-
-
-async def test_an_unlisted_address_is_forgotten_once_its_link_is_down() -> None:
-    async with Discovering("http://a:1") as discovering:
-        discovering.registry.reports = [listed("http://b:2"), listed("http://c:3")]
-        await discovering.polls(2)
-        discovering.table.links["http://c:3"].up = True
-        discovering.registry.reports = []
-        await discovering.polls(MISSES + 2)
-        assert discovering.forgotten == ["http://b:2"]
-        assert set(discovering.table.links) == {"http://a:1", "http://c:3"}
-
-
-async def test_an_unlisted_node_with_a_name_conflict_is_kept() -> None:
-    """Two nodes with one name overwrite each other's entry in the registry."""
-    async with Discovering() as discovering:
-        discovering.registry.reports = [listed("http://b:2")]
-        await discovering.polls(2)
-        discovering.table.links["http://b:2"].rival = "http://c:3"
-        discovering.registry.reports = [listed("http://c:3")]
-        await discovering.polls(MISSES + 2)
-        assert [link.address for link in discovering.table.conflicts()] == ["http://b:2"]
-        discovering.table.links["http://b:2"].rival = ""
-        await until(lambda: discovering.forgotten == ["http://b:2"])
-
-
-async def test_no_node_is_forgotten_while_the_registry_is_down() -> None:
-    async with Discovering() as discovering:
-        discovering.registry.reports = [listed("http://b:2")]
-        await discovering.polls(2)
-        discovering.registry.broken = True
-        await discovering.polls(MISSES + 2)
-        assert set(discovering.table.links) == {"http://b:2"}
-        assert discovering.discovery.reachable is False
-        discovering.registry.broken = False
-        await discovering.polls(2)
-        assert discovering.discovery.reachable is True
-
-
-# --- markers --------------------------------------------------------------------------------------
-
-
-class Index:
-    """An index with markers for the chunks in `marked`. It can fail or hang on demand."""
-
-    def __init__(self) -> None:
-        self.marked: set[BlockHash] = set()
-        self.behavior = "answers"
-        self.lookups = 0
-        self.answer = asyncio.Event()
-
-    async def lookup(self, fingerprint: Fingerprint, chunks: Sequence[BlockHash]) -> Any:
-        self.lookups += 1
-        if self.behavior == "fails":
-            raise StoreUnavailable("the index is away")
-        if self.behavior == "hangs":
-            await self.answer.wait()
-        marker = Marker(0, "run", 1, 1, 0)
-        return [marker if chunk in self.marked else None for chunk in chunks]
-
-
-async def test_markers_tell_which_chunks_the_store_holds() -> None:
-    index = Index()
-    index.marked = {CHUNKS[0], CHUNKS[2]}
-    markers = Markers(index, timeout_s=5.0, clock=lambda: 0.0)
-    assert markers.up is None
-    assert await markers.stored(FP, CHUNKS) == [True, False, True]
-    assert markers.up is True
-    assert await markers.stored(FP, []) == []
-    assert index.lookups == 1
-    assert await Markers(None, timeout_s=5.0, clock=lambda: 0.0).stored(FP, CHUNKS) == [False] * 3
-
-
-async def test_after_repeated_failures_the_index_is_not_queried_for_a_while() -> None:
-    index, now = Index(), [0.0]
-    index.marked, index.behavior = set(CHUNKS), "fails"
-    markers = Markers(index, timeout_s=5.0, clock=lambda: now[0])
-    for _ in range(FAILURES):
-        assert await markers.stored(FP, CHUNKS) == [False] * 3
-    assert markers.up is False
-    await markers.stored(FP, CHUNKS)
-    assert index.lookups == FAILURES
-    index.behavior, now[0] = "answers", RETRY_S + 1
-    assert await markers.stored(FP, CHUNKS) == [True] * 3
-    assert markers.up is True
-
-
-async def test_a_late_answer_counts_as_no_markers_and_not_as_a_failure() -> None:
-    index = Index()
-    index.marked, index.behavior = set(CHUNKS), "hangs"
-    markers = Markers(index, timeout_s=0.01, clock=lambda: 0.0)
-    for _ in range(FAILURES + 1):
-        assert await markers.stored(FP, CHUNKS) == [False] * 3
-    assert markers.up is None
-    index.answer.set()
-    await until(lambda: markers.up is True)
-    await markers.close()
-
-
-# --- start ----------------------------------------------------------------------------------------
+        await store.cancel_builds()
 
 
 async def test_a_port_in_use_is_a_start_error_that_names_it(

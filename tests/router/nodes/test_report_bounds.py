@@ -30,9 +30,11 @@ from baton_protocol.link import (
 )
 from baton_protocol.store import DataInstance, NodeLoad, Speeds
 from baton_protocol.wire import WireError
-from baton_router.http.pool_status import pool_json
-from baton_router.metrics.router_metrics import Demand, RouterMetrics
-from baton_router.nodes.model_artifacts import FetchError
+from baton_router.http.pool_status import RouterStatus, pool_status
+from baton_router.metrics.demand import DemandCounter
+from baton_router.metrics.router_metrics import RouterMetrics
+from baton_router.nodes.link_table import LinkTable
+from baton_router.nodes.model_store import FetchError
 from baton_router.nodes.pool_view import PoolView
 from baton_router.placement.costs import RequestFacts
 from baton_router.placement.placement import Placement
@@ -274,7 +276,7 @@ async def test_artifact_downloads_follow_no_redirects_and_accept_no_compression(
             decode.report, artifacts={"x": next(iter(decode.artifacts))}
         )
         with pytest.raises(FetchError, match="answered 307"):
-            await store.get(report, address)
+            await store.fetch_model(report, address)
         assert headers[0]["Accept-Encoding"] == "identity"
     await runner.cleanup()
 
@@ -350,13 +352,20 @@ def check_served(sent: list[dict[str, Any]]) -> None:
                 placed = place(facts, groups["prefill"], groups["decode"], policy, random.Random(0))
                 assert isinstance(placed, Placement)
                 assert math.isfinite(placed.predicted_ms)
-                assert placed.header_line()
-    page = pool_json(
-        view, name="p", router="r", model=None, store={}, unreachable={}, conflicts=[], running=0
+                assert placed.line()
+    own = RouterStatus(
+        pool="p",
+        router="r",
+        model=None,
+        links=LinkTable(lambda address: pytest.fail(address)),
+        has_store=False,
+        store_reachable=None,
+        running=0,
     )
-    assert b"null" not in msgspec.json.encode([node["speeds"] for node in page["nodes"]])
+    page = pool_status(view, own)
+    assert b"null" not in msgspec.json.encode([node.speeds for node in page.nodes])
 
     async def scraped() -> bytes:
-        return RouterMetrics(view, Demand("r", lambda: 1.0)).page()
+        return RouterMetrics(view, DemandCounter("r", lambda: 1.0)).page()
 
     assert b"nan" not in asyncio.run(scraped()).lower()

@@ -15,7 +15,6 @@ from baton_protocol.ids import RequestId
 from baton_protocol.link import Abort, Hello, to_router_codec
 from baton_protocol.store import NodeReport
 from baton_router.nodes.link import Flaw, NodeLink
-from baton_router.settings import Tunables
 from tests.support.nodes.fake_node import make_report
 from tests.support.nodes.processes import free_port
 from tests.support.waiting import until
@@ -76,14 +75,14 @@ async def linked(peer: Peer, listener: Listener, choked_s: float) -> AsyncIterat
     async with aiohttp.ClientSession() as session:
         url, rng = f"http://127.0.0.1:{port}", random.Random(1)
         # A long ping interval, so no link breaks because its node is silent.
-        tunables = Tunables(max_unsent_bytes=1 << 20, choked_s=choked_s, ping_s=600.0)
-        link = NodeLink(url, session, listener, pause_max_s=0.1, rng=rng, tunables=tunables)
-        link.start()
+        bounds = Bounds(max_unsent_bytes=1 << 20, choked_s=choked_s, ping_s=600.0)
+        link = NodeLink(url, session, listener, pause_max_s=0.1, rng=rng, bounds=bounds)
+        link.start_dialling()
         try:
             await until(lambda: link.up)
             yield link
         finally:
-            await link.close()
+            await link.close_link()
             await runner.cleanup()
 
 
@@ -94,7 +93,7 @@ async def test_a_node_that_does_not_read_gets_a_new_link() -> None:
     listener = Listener()
     async with linked(Peer(0), listener, choked_s=0.2) as link:
         for _ in range(160):  # 40 MiB; socket buffers hold at most a quarter of it
-            link.send(BIG)
+            link.send_frame(BIG)
         await until(lambda: listener.hellos == 2 and link.up)
         assert (listener.broken, link.idle) == ([False], True)
 
@@ -103,6 +102,6 @@ async def test_a_node_that_reads_may_have_more_unsent_bytes_than_the_bound() -> 
     listener, peer = Listener(), Peer(100)
     async with linked(peer, listener, choked_s=60.0) as link:
         for _ in range(100):
-            link.send(BIG)
+            link.send_frame(BIG)
         await until(lambda: peer.got == 100)
         assert (listener.broken, link.idle) == ([], True)

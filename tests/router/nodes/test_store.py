@@ -60,7 +60,7 @@ async def test_nodes_are_discovered_and_stored_chunks_are_not_computed_again(
             marker = Marker(0, "run", LAYOUT.chunk_bytes, 1, 0)
             await index.mark_all(decode.report.fingerprint, [(chunk, marker, 60_000)])
         assert "prefill=- decode=decode-0 reason=short" in await placement(router, session)
-        assert router.api.pool.store_state() == {"configured": True, "reachable": True}
+        assert router.api.pool.store_reachable() is True
 
 
 async def test_a_dead_index_stops_only_hand_offs(
@@ -76,7 +76,7 @@ async def test_a_dead_index_stops_only_hand_offs(
         async with asyncio.timeout(120):
             while "reason=store_down" not in await placement(router, session):
                 await asyncio.sleep(0.02)
-        await until(lambda: router.api.pool.store_state()["reachable"] is False)
+        await until(lambda: router.api.pool.store_reachable() is False)
 
 
 async def test_a_router_starts_and_serves_while_the_index_is_down(decode: FakeNode) -> None:

@@ -12,7 +12,8 @@ import pytest
 from baton_protocol.ids import RequestId
 from baton_protocol.link import Delta, RequestStats, RunJob
 from baton_router.http.stopwatch import Stopwatch
-from baton_router.metrics.router_metrics import Demand, RouterMetrics
+from baton_router.metrics.demand import DemandCounter
+from baton_router.metrics.router_metrics import RouterMetrics
 from baton_router.nodes.pool_view import PoolView
 from baton_router.requests.context import RequestContext
 from tests.router import pools
@@ -176,7 +177,7 @@ async def test_a_request_that_moved_to_another_node_is_recorded_once(
 def observed(deltas: Iterable[tuple[float, tuple[int, ...]]]) -> dict[str, tuple[float, float]]:
     """Count and sum of each histogram after the deltas (time, ids) of one choice."""
     now = 0.0
-    metrics = RouterMetrics(PoolView(lambda: now, 10), Demand("router-1", lambda: now))
+    metrics = RouterMetrics(PoolView(lambda: now, 10), DemandCounter("router-1", lambda: now))
     watch = Stopwatch(metrics, lambda: now, RequestContext("r", 0.0))
     for at, ids in deltas:
         now = at

@@ -13,7 +13,7 @@ import pytest
 
 from baton_protocol.errors import BodiesFull, BodyTimeout, TooLarge
 from baton_protocol.link import RunJob
-from baton_router.http.connections import SMALL, BodyLimits
+from baton_router.http.body_limits import SMALL, BodyLimits
 from baton_router.settings import RouterSettings
 from tests.support.clients.raw_http import JSON_TYPE, raw_request
 from tests.support.nodes.fake_node import FakeNode
@@ -294,7 +294,7 @@ async def test_a_prompt_that_cannot_fit_the_context_is_refused_before_it_is_toke
     await node.start()
     longest = len("<|bos|>")  # the byte tokenizer's longest token
     async with running(node) as client:
-        tokenizer = client.router.fleet.serving(None).model.tokenizer
+        tokenizer = client.router.fleet.offers.choose(None).model.tokenizer
         assert tokenizer.longest_token == longest
         for prompt, message in (
             ("x" * (20_000 * longest), f"has {20_000 * longest} characters"),

@@ -10,7 +10,7 @@ import pytest
 
 from baton_protocol.errors import InvalidRequest
 from baton_protocol.link import RunJob
-from baton_router.nodes.model_artifacts import PoolModel
+from baton_router.nodes.pool_model import PoolModel
 from baton_router.openai.call import TextPrompt
 from baton_router.openai.chat import ChatCall
 from baton_text.artifacts import CHAT_TEMPLATE, byte_artifacts

@@ -22,7 +22,7 @@ from baton_protocol.ids import RequestId
 from baton_protocol.link import Delta, PrefillJob, RunJob
 from baton_protocol.sampling import FinishReason
 from baton_router.auth import Tenant
-from baton_router.nodes.model_artifacts import PoolModel
+from baton_router.nodes.pool_model import PoolModel
 from baton_router.openai.answer_parsing import AnswerParsing, ChoiceReader
 from baton_router.openai.answers import ChatCompletion, ChatCompletionChunk, CommonFields, Usage
 from baton_router.openai.call import TextPrompt

@@ -13,7 +13,8 @@ from baton_protocol.ids import Epoch, Fingerprint, NodeId
 from baton_protocol.link import Load, RunJob
 from baton_protocol.store import NodeLoad, Role, Speeds, differing
 from baton_router.auth import Tenant
-from baton_router.nodes.pool_view import NodeView, PoolView
+from baton_router.nodes.node_view import NodeView
+from baton_router.nodes.pool_view import PoolView
 from baton_router.openai.chat import ChatCall
 from baton_router.openai.completions import CompletionCall
 from baton_router.requests.prepared import Prepared

@@ -137,20 +137,20 @@ async def kill_one(cluster: Cluster, session: aiohttp.ClientSession, dead: str, 
     streams = [Stream(f"stream {number} " * 10) for number in range(STREAMS)]
     lost, kept = streams[::2], streams[1::2]
     # The lost streams would run for three minutes if their nodes did not drop them.
-    tasks = [asyncio.create_task(each.run(session, dead, 1800)) for each in lost]
-    tasks += [asyncio.create_task(each.run(session, alive, 60)) for each in kept]
-    await until(lambda: all(each.events for each in streams))
+    tasks = [asyncio.create_task(stream.run(session, dead, 1800)) for stream in lost]
+    tasks += [asyncio.create_task(stream.run(session, alive, 60)) for stream in kept]
+    await until(lambda: all(stream.events for stream in streams))
     await until_others(session, alive, lambda others: others >= len(lost))
     await asyncio.to_thread(cluster.routers[0].kill)
     killed_at = time.monotonic()
     await asyncio.gather(*tasks)
-    assert all(each.broke and "[DONE]" not in each.events for each in lost)
-    assert all(each.events[-1] == "[DONE]" and not each.broke for each in kept)
+    assert all(stream.broke and "[DONE]" not in stream.events for stream in lost)
+    assert all(stream.events[-1] == "[DONE]" and not stream.broke for stream in kept)
     await until_others(session, alive, lambda others: others == 0)
     assert time.monotonic() - killed_at < LIMIT_S
-    for each in lost:
-        placement, cached = await complete_at(session, alive, each.prompt)
-        assert f"decode={each.node}" in placement
+    for stream in lost:
+        placement, cached = await complete_at(session, alive, stream.prompt)
+        assert f"decode={stream.node}" in placement
         assert cached > 0
 
 

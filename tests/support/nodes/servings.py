@@ -5,7 +5,8 @@ from __future__ import annotations
 from typing import Any
 
 from baton_protocol.store import kind_of
-from baton_router.nodes.model_artifacts import PoolModel, Serving
+from baton_router.nodes.model_offers import Serving
+from baton_router.nodes.pool_model import PoolModel
 from baton_text.chat import ChatTemplate
 from baton_text.tokenizer import Tokenizer
 from tests.support.engines.text_models import byte_level_artifacts
