@@ -32,6 +32,7 @@ from baton_router.http.openapi import document
 from baton_router.http.plain_path import COMMANDS
 from baton_router.http.pool_routes import PoolRoutes
 from baton_router.openai.answers import ErrorAnswer
+from baton_router.requests.context import RequestContext, valid_client_id
 from baton_router.settings import RouterSettings
 
 GENERATION = {"/v1/chat/completions": "chat", "/v1/completions": "completions"}
@@ -119,7 +120,7 @@ def _outer_middleware(api: Api, guard: BrowserGuard, cors: Cors) -> Middleware:
         code = CLIENT_LEFT
         try:
             response = await _answer(api, guard, cors, request, handler)
-            code = response.status if trail.failure is None else trail.failure.status
+            code = response.status if context.failure is None else context.failure.status
             return response
         finally:
             if endpoint:

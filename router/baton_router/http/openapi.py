@@ -30,7 +30,7 @@ from baton_protocol.errors import (
 )
 from baton_protocol.store import Exact
 from baton_router.http.drain import DrainFields, NodeDrain
-from baton_router.http.pool_status import Pool
+from baton_router.http.pool_records import Pool
 from baton_router.http.readiness import Health, Readiness
 from baton_router.observability.explanation import Explanation
 from baton_router.openai.answers import (

@@ -16,6 +16,7 @@ import msgspec
 
 from baton_protocol.errors import InvalidRequest
 from baton_router.nodes.model_grammars import AnswerRules
+from baton_router.nodes.pool_model import PoolModel
 from baton_router.openai.reasoning import RequestedReasoning
 from baton_router.openai.structured_output import RequestedGrammar, shorten_reason
 from baton_router.openai.tools import RequestedTools

@@ -67,6 +67,8 @@ POLL_S = 0.02
 REASONS = ("unreadable", "too_large", "artifact")
 # Long, because a slow index still keeps budgets better than each router alone.
 BUDGETS_TIMEOUT_S = 0.25
+DISCOVERY_INTERVAL_S = 1.0  # between two listings of the registry
+MAX_VIEW_CHUNKS = 1_000_000  # of all nodes' caches, in the index of prefixes
 COLLECT_EVERY = 20_000  # new objects per garbage collection; Python's default is 700
 # A thread with a large body yields to the event loop after this many seconds. Python's default is
 # 5 ms, for each step of the loop.
@@ -152,11 +154,11 @@ class Router:
             self._table,
             self._registry,
             settings.nodes,
-            interval_s=settings.discovery_interval_s,
+            interval_s=DISCOVERY_INTERVAL_S,
             forget=self.fleet.forget_link,
         )
         self._markers = MarkerLookup(
-            self._index, timeout_s=settings.lookup_timeout_ms / 1000, clock=clock
+            self._index, timeout_s=settings.tunables.lookup_timeout_ms / 1000, clock=clock
         )
 
     def _make_api(self, tenants: Tenants, limits: LimitsByTenant) -> None:
@@ -324,7 +326,7 @@ class Router:
         await self._models.cancel_builds()
         await self._session.close()
         await self._markers.cancel_lookups()
-        await self.admission.close()
+        await self.admission.shut_down()
         for part in (self._index, self._registry, self._budgets):
             if part is not None:
                 await part.close()

@@ -12,6 +12,7 @@ from baton_protocol.hashing import chunk_hashes, extend_hashes, root_hash
 from baton_protocol.link import RunJob
 from baton_protocol.store import LATENCY_BOUNDS_S
 from baton_router.metrics.demand import DemandCounter
+from tests.router import pools
 from tests.support.nodes.fake_node import LAYOUT, FakeNode
 from tests.support.waiting import until, until_is
 

@@ -21,6 +21,7 @@ from baton_router.nodes.model_store import KEPT_UNUSED, FetchError, ModelStore
 from baton_router.server.router import Router
 from baton_router.settings import RouterSettings, Tunables
 from baton_text.artifacts import byte_artifacts
+from tests.router import pools
 from tests.support.nodes.fake_node import VOCAB, FakeNode
 from tests.support.waiting import until, until_is
 
