@@ -1,8 +1,9 @@
-"""Fixtures: a router on a free port, connected to fake nodes."""
+"""Fixtures: fake nodes, and a router on a free port that is connected to them."""
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
+from contextlib import AbstractAsyncContextManager
 
 import pytest
 
@@ -11,18 +12,9 @@ from tests.support.nodes.fake_node import FakeNode
 
 
 @pytest.fixture
-def running() -> pools.Running:
+def running() -> Callable[..., AbstractAsyncContextManager[pools.Client]]:
+    """`pools.running`."""
     return pools.running
-
-
-@pytest.fixture
-def half_answered() -> pools.RunningRequest:
-    return pools.half_answered
-
-
-@pytest.fixture
-def handing_off() -> pools.RunningRequest:
-    return pools.handing_off
 
 
 @pytest.fixture

@@ -1,7 +1,7 @@
 """Routers on a free port, connected to fake nodes; requests to them, and what they report.
 
-Fixtures in `conftest` offer the routers; helpers here send requests whose nodes fail, check that
-answers are complete, and read the router's records.
+`async with running(node, handoff="always", tunables={"ping_s": 0.2}) as client` is a router. Helpers
+send requests whose nodes fail, check that answers are complete, and read the router's records.
 """
 
 from __future__ import annotations
@@ -10,8 +10,8 @@ import asyncio
 import json
 import re
 from collections.abc import AsyncIterator, Mapping
-from contextlib import AbstractAsyncContextManager, asynccontextmanager
-from typing import Any, Protocol
+from contextlib import asynccontextmanager
+from typing import Any
 
 import aiohttp
 import msgspec
@@ -133,32 +133,15 @@ class Client:
 # --- routers --------------------------------------------------------------------------------------
 
 
-class Running(Protocol):
-    """`async with running(node, ..., handoff="always", tunables={"ping_s": 0.2}) as client`: a
-    router to which all given nodes are ready."""
-
-    def __call__(
-        self, *nodes: FakeNode, **settings: Any
-    ) -> AbstractAsyncContextManager[Client]: ...
-
-
-class RunningRequest(Protocol):
-    """Like Running, but yields also the answer to one request, which is under way."""
-
-    def __call__(
-        self, decode: FakeNode, /, *more: FakeNode, **settings: Any
-    ) -> AbstractAsyncContextManager[tuple[Client, asyncio.Task[Reply]]]: ...
-
-
 @asynccontextmanager
-async def running(
-    *nodes: FakeNode, tunables: Mapping[str, Any] | None = None, **settings: Any
-) -> AsyncIterator[Client]:
+async def running(*nodes: FakeNode, **settings: Any) -> AsyncIterator[Client]:
+    """A router to which all these nodes are ready. `settings` are fields of RouterSettings, but
+    `tunables` only those that differ from TUNABLES."""
     options: dict[str, Any] = {"port": 0}
     options["nodes"] = tuple(node.address for node in nodes)
     if "api_keys" in settings:
         options["link_token"] = "t0ken-of-the-tests"  # also grants access to /pool and /metrics
-    options["tunables"] = msgspec.structs.replace(TUNABLES, **(tunables or {}))
+    options["tunables"] = msgspec.structs.replace(TUNABLES, **settings.pop("tunables", {}))
     async with connected(RouterSettings(**(options | settings))) as client:
         await client.ready(len(nodes))
         yield client
@@ -173,7 +156,7 @@ async def connected(settings: RouterSettings, **parts: Any) -> AsyncIterator[Cli
 
 @asynccontextmanager
 async def half_answered(
-    decode: FakeNode, /, *more: FakeNode, **settings: Any
+    decode: FakeNode, *more: FakeNode, **settings: Any
 ) -> AsyncIterator[tuple[Client, asyncio.Task[Reply]]]:
     """The router has half of one request's answer from `decode`, which then falls silent."""
     decode.script.run = "half"
@@ -185,11 +168,9 @@ async def half_answered(
 
 @asynccontextmanager
 async def handing_off(
-    decode: FakeNode, /, *more: FakeNode, **settings: Any
+    decode: FakeNode, prefill: FakeNode, **settings: Any
 ) -> AsyncIterator[tuple[Client, asyncio.Task[Reply]]]:
-    """`decode` and a prefill node have their job for one request's hand-off, and the prefill node
-    does not answer."""
-    (prefill,) = more
+    """Both nodes have their job for one request's hand-off, and `prefill` does not answer."""
     prefill.script.prefill = "silent"
     async with running(decode, prefill, handoff="always", **settings) as client:
         answer = completing(client)

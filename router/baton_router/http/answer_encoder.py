@@ -44,7 +44,7 @@ class AnswerEncoder:
         return self.encode_now(batch)
 
     def encode_now(self, batch: Batch) -> bytes:
-        shape, n = self._get_shape(), self._params.n
+        shape, n = self._shape or self._get_shape(), self._params.n
         return b"".join([shape.event(slot * n + delta.choice, delta) for slot, delta in batch])
 
     def is_slow(self, batch: Batch) -> bool:

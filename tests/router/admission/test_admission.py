@@ -71,11 +71,9 @@ async def cancel_all(client: pools.Client, *tasks: asyncio.Task[pools.Reply]) ->
     await until_is(client.unfinished, 0)
 
 
-async def test_a_pool_with_room_admits_every_call_at_once(
-    running: pools.Running, decode: FakeNode
-) -> None:
+async def test_a_pool_with_room_admits_every_call_at_once(decode: FakeNode) -> None:
     occupy(decode)
-    async with running(decode) as client:
+    async with pools.running(decode) as client:
         calls = [client.post(COMPLETIONS, body(f"p{n}")) for n in range(50)]
         tasks = [asyncio.create_task(call) for call in calls]
         await until(lambda: len(decode.got_of(RunJob)) == 50)
@@ -84,10 +82,10 @@ async def test_a_pool_with_room_admits_every_call_at_once(
 
 
 async def test_while_every_node_is_full_calls_wait_and_start_in_order_of_arrival(
-    running: pools.Running, decode: FakeNode
+    decode: FakeNode,
 ) -> None:
     occupy(decode)
-    async with running(decode, max_inflight=1) as client:
+    async with pools.running(decode, max_inflight=1) as client:
         first = await submit(client, "first")
         tasks = [await submit(client, f"p{n}") for n in range(3)]
         assert await client.queued() == 3
@@ -106,12 +104,12 @@ async def cancel(task: asyncio.Task[pools.Reply]) -> None:
 
 
 async def test_a_burst_never_runs_more_sequences_than_the_nodes_take(
-    running: pools.Running, decode: FakeNode, other: FakeNode
+    decode: FakeNode, other: FakeNode
 ) -> None:
     """The router queries the index between a turn and its booking. Calls that arrive meanwhile must
     not be admitted on top."""
     decode.script.token_s = other.script.token_s = 0.002
-    async with running(decode, other, max_inflight=2) as client:
+    async with pools.running(decode, other, max_inflight=2) as client:
         nodes = client.router.view.nodes.values()
         burst = asyncio.gather(*(client.post(COMPLETIONS, body(f"p{n}")) for n in range(40)))
         most = 0
@@ -124,7 +122,7 @@ async def test_a_burst_never_runs_more_sequences_than_the_nodes_take(
 
 
 async def test_a_long_text_does_not_delay_the_tokenization_of_short_ones(
-    running: pools.Running, monkeypatch: pytest.MonkeyPatch
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     gate, encode = threading.Event(), Tokenizer.encode_up_to
 
@@ -135,7 +133,7 @@ async def test_a_long_text_does_not_delay_the_tokenization_of_short_ones(
 
     monkeypatch.setattr(Tokenizer, "encode_up_to", delayed)
     node = FakeNode("decode-0", "decode", max_model_len=2 * LONG_TEXT)
-    async with node, running(node) as client:
+    async with node, pools.running(node) as client:
         long = asyncio.create_task(client.post(COMPLETIONS, body("x" * (LONG_TEXT + 1))))
         try:
             await until_is(client.answering, 1)
@@ -146,10 +144,10 @@ async def test_a_long_text_does_not_delay_the_tokenization_of_short_ones(
         assert (await long)[0] == 200
 
 
-async def test_a_node_is_full_at_the_max_num_seqs_that_it_reports(running: pools.Running) -> None:
+async def test_a_node_is_full_at_the_max_num_seqs_that_it_reports() -> None:
     async with FakeNode("decode-0", "decode", max_num_seqs=2) as node:
         occupy(node)
-        async with running(node) as client:
+        async with pools.running(node) as client:
             tasks = [await submit(client, f"p{n}") for n in range(3)]
             assert prompts(node) == ["p0", "p1"]
             assert await client.queued() == 1
@@ -157,21 +155,19 @@ async def test_a_node_is_full_at_the_max_num_seqs_that_it_reports(running: pools
 
 
 async def test_a_node_is_full_when_its_queued_prompts_take_admission_queue_ms(
-    running: pools.Running, decode: FakeNode
+    decode: FakeNode,
 ) -> None:
     """The node computes 10,000 tokens a second: the first prompt takes 10 ms."""
     occupy(decode)
-    async with running(decode, admission_queue_ms=10) as client:
+    async with pools.running(decode, admission_queue_ms=10) as client:
         tasks = [await submit(client, "x" * 100), await submit(client, "second")]
         assert (len(prompts(decode)), await client.queued()) == (1, 1)
         await cancel_all(client, *tasks)
 
 
-async def test_a_waiting_stream_gets_keep_alives_and_then_its_answer(
-    running: pools.Running, decode: FakeNode
-) -> None:
+async def test_a_waiting_stream_gets_keep_alives_and_then_its_answer(decode: FakeNode) -> None:
     occupy(decode)
-    async with running(decode, max_inflight=1, keepalive_s=0.05) as client:
+    async with pools.running(decode, max_inflight=1, keepalive_s=0.05) as client:
         first = await submit(client, "first")
         second = body("second", stream=True)
         async with client.session.post(client.url + COMPLETIONS, json=second) as response:
@@ -187,11 +183,9 @@ async def test_a_waiting_stream_gets_keep_alives_and_then_its_answer(
     assert rest.endswith("data: [DONE]\n\n")
 
 
-async def test_a_full_queue_answers_429_with_retry_after(
-    running: pools.Running, decode: FakeNode
-) -> None:
+async def test_a_full_queue_answers_429_with_retry_after(decode: FakeNode) -> None:
     occupy(decode)
-    async with running(decode, max_inflight=1, max_queued=1) as client:
+    async with pools.running(decode, max_inflight=1, max_queued=1) as client:
         tasks = [await submit(client, "first"), await submit(client, "second")]
         status, reply, headers = await client.post(COMPLETIONS, body("third"))
         assert (status, reply["error"]["code"]) == (429, "queue_full")
@@ -205,11 +199,9 @@ async def test_a_full_queue_answers_429_with_retry_after(
         await cancel_all(client, *tasks)
 
 
-async def test_a_call_that_waits_too_long_gets_503(
-    running: pools.Running, decode: FakeNode
-) -> None:
+async def test_a_call_that_waits_too_long_gets_503(decode: FakeNode) -> None:
     occupy(decode)
-    async with running(decode, max_inflight=1, queue_timeout_s=0.2) as client:
+    async with pools.running(decode, max_inflight=1, queue_timeout_s=0.2) as client:
         first = await submit(client, "first")
         status, reply, headers = await client.post(COMPLETIONS, body("second"))
         assert (status, reply["error"]["code"]) == (503, "queue_timeout")
@@ -221,11 +213,9 @@ async def test_a_call_that_waits_too_long_gets_503(
         await cancel_all(client, first)
 
 
-async def test_a_disconnect_frees_the_call_s_place_in_the_queue(
-    running: pools.Running, decode: FakeNode
-) -> None:
+async def test_a_disconnect_frees_the_call_s_place_in_the_queue(decode: FakeNode) -> None:
     occupy(decode)
-    async with running(decode, max_inflight=1, max_queued=1) as client:
+    async with pools.running(decode, max_inflight=1, max_queued=1) as client:
         first, second = await submit(client, "first"), await submit(client, "second")
         await cancel(second)
         await until_is(client.queued, 0)
@@ -238,11 +228,11 @@ async def test_a_disconnect_frees_the_call_s_place_in_the_queue(
 
 
 async def test_higher_priorities_go_first_and_tenants_of_one_priority_take_turns(
-    running: pools.Running, decode: FakeNode, tenant_settings: dict[str, Any]
+    decode: FakeNode, tenant_settings: dict[str, Any]
 ) -> None:
     Path(tenant_settings["tenants"]).write_text("[tenants.ops]\npriority = 10\n")
     occupy(decode)
-    async with running(decode, max_inflight=1, **tenant_settings) as client:
+    async with pools.running(decode, max_inflight=1, **tenant_settings) as client:
         first = await submit(client, "first", OPS)
         tasks = [await submit(client, f"acme{n}", ACME) for n in range(3)]
         tasks += [await submit(client, f"globe{n}", GLOBEX) for n in range(2)]
@@ -255,12 +245,12 @@ async def test_higher_priorities_go_first_and_tenants_of_one_priority_take_turns
 
 @pytest.mark.parametrize("shared", [True, False], ids=["several tenants", "one tenant"])
 async def test_the_largest_of_several_tenants_leaves_sequences_free_for_the_others(
-    running: pools.Running, decode: FakeNode, tenant_settings: dict[str, Any], shared: bool
+    decode: FakeNode, tenant_settings: dict[str, Any], shared: bool
 ) -> None:
     if not shared:
         Path(tenant_settings["api_keys"]).write_text(f"acme {ACME}\n")
     occupy(decode)
-    async with running(decode, max_inflight=8, **tenant_settings) as client:
+    async with pools.running(decode, max_inflight=8, **tenant_settings) as client:
         admission = client.router.admission
         tasks = [await submit(client, f"acme{n}", ACME) for n in range(9)]
         assert await client.queued() == (2 if shared else 1)
@@ -272,10 +262,10 @@ async def test_the_largest_of_several_tenants_leaves_sequences_free_for_the_othe
 
 
 async def test_the_tenant_with_the_most_recent_prompts_waits_even_if_another_runs_more(
-    running: pools.Running, decode: FakeNode, tenant_settings: dict[str, Any]
+    decode: FakeNode, tenant_settings: dict[str, Any]
 ) -> None:
     """The node computes 10,000 tokens a second: acme may use 5 ms of its queue, globex 25 ms."""
-    async with running(decode, admission_queue_ms=100, **tenant_settings) as client:
+    async with pools.running(decode, admission_queue_ms=100, **tenant_settings) as client:
         for number in range(6):
             assert (await client.post(COMPLETIONS, body(f"{number}" * 90), pools.bearer(ACME)))[
                 0
@@ -288,14 +278,12 @@ async def test_the_tenant_with_the_most_recent_prompts_waits_even_if_another_run
         await cancel_all(client, *tasks)
 
 
-async def test_a_short_prompt_passes_its_tenant_s_prompts_that_wait_for_prefill_nodes(
-    running: pools.Running,
-) -> None:
+async def test_a_short_prompt_passes_its_tenant_s_prompts_that_wait_for_prefill_nodes() -> None:
     facts: dict[str, Any] = {"speeds": Speeds(prefill_tokens_per_s=1000.0), "max_num_seqs": 256}
     async with (
         FakeNode("decode-0", "decode", **facts) as decode,
         FakeNode("prefill-0", "prefill", **facts) as prefill,
-        running(decode, prefill, handoff_min_tokens=16) as client,
+        pools.running(decode, prefill, handoff_min_tokens=16) as client,
     ):
         nodes = client.router.view.nodes
         await decode.say_load(running=200)
@@ -311,11 +299,11 @@ async def test_a_short_prompt_passes_its_tenant_s_prompts_that_wait_for_prefill_
 
 
 async def test_a_tenant_with_a_higher_weight_may_run_more_before_it_exceeds_its_share(
-    running: pools.Running, decode: FakeNode, tenant_settings: dict[str, Any]
+    decode: FakeNode, tenant_settings: dict[str, Any]
 ) -> None:
     Path(tenant_settings["tenants"]).write_text("[tenants.acme]\nweight = 3\n")
     occupy(decode)
-    async with running(decode, max_inflight=8, **tenant_settings) as client:
+    async with pools.running(decode, max_inflight=8, **tenant_settings) as client:
         tasks = [await submit(client, f"globe{n}", GLOBEX) for n in range(2)]
         tasks += [await submit(client, f"acme{n}", ACME) for n in range(6)]
         assert (len(prompts(decode)), await client.queued()) == (8, 0)
@@ -323,10 +311,10 @@ async def test_a_tenant_with_a_higher_weight_may_run_more_before_it_exceeds_its_
 
 
 async def test_in_a_full_queue_a_new_tenant_replaces_the_largest_tenant_s_last_call(
-    running: pools.Running, decode: FakeNode, tenant_settings: dict[str, Any]
+    decode: FakeNode, tenant_settings: dict[str, Any]
 ) -> None:
     occupy(decode)
-    async with running(decode, max_inflight=1, max_queued=2, **tenant_settings) as client:
+    async with pools.running(decode, max_inflight=1, max_queued=2, **tenant_settings) as client:
         tasks = [await submit(client, f"acme{n}", ACME) for n in range(3)]
         other = asyncio.create_task(client.post(COMPLETIONS, body("globex"), pools.bearer(GLOBEX)))
         status, reply, _ = await tasks[2]
@@ -337,11 +325,11 @@ async def test_in_a_full_queue_a_new_tenant_replaces_the_largest_tenant_s_last_c
 
 
 async def test_a_tenant_over_budget_gets_429_until_the_limits_file_changes(
-    running: pools.Running, decode: FakeNode, tenant_settings: dict[str, Any]
+    decode: FakeNode, tenant_settings: dict[str, Any]
 ) -> None:
     limits = Path(tenant_settings["tenants"])
     limits.write_text("[tenants.acme]\nrequests_per_minute = 1\n")
-    async with running(decode, **tenant_settings) as client:
+    async with pools.running(decode, **tenant_settings) as client:
         first = await client.post(COMPLETIONS, body("x"), pools.bearer(ACME))
         status, reply, headers = await client.post(COMPLETIONS, body("x"), pools.bearer(ACME))
         other = await client.post(COMPLETIONS, body("x"), pools.bearer(GLOBEX))
@@ -358,25 +346,24 @@ async def test_a_tenant_over_budget_gets_429_until_the_limits_file_changes(
 
 
 async def test_limits_of_a_tenant_without_a_key_log_a_warning(
-    running: pools.Running,
     decode: FakeNode,
     tenant_settings: dict[str, Any],
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     Path(tenant_settings["tenants"]).write_text("[tenants.acme]\n[tenants.glubex]\n")
-    async with running(decode, **tenant_settings):
+    async with pools.running(decode, **tenant_settings):
         pass
     assert "names 'glubex', which has no API key" in caplog.text
     assert "'acme'" not in caplog.text
 
 
 async def test_budgets_and_metrics_count_only_used_tokens(
-    running: pools.Running, decode: FakeNode, tenant_settings: dict[str, Any]
+    decode: FakeNode, tenant_settings: dict[str, Any]
 ) -> None:
     """Each call uses 4 + 13 of the 4 + 90 tokens it could use; the budget allows 120 at once."""
     text = "[tenants.acme]\ntokens_per_minute = 2\nburst_seconds = 3600\n"
     Path(tenant_settings["tenants"]).write_text(text)
-    async with running(decode, **tenant_settings) as client:
+    async with pools.running(decode, **tenant_settings) as client:
         replies = [
             await client.post(COMPLETIONS, body("xxxx", max_tokens=90), pools.bearer(ACME))
             for _ in range(3)
@@ -388,13 +375,13 @@ async def test_budgets_and_metrics_count_only_used_tokens(
 
 
 async def test_a_call_that_never_started_costs_no_tokens(
-    running: pools.Running, decode: FakeNode, tenant_settings: dict[str, Any]
+    decode: FakeNode, tenant_settings: dict[str, Any]
 ) -> None:
     text = "[defaults]\ntokens_per_minute = 1\nburst_seconds = 3600\n"  # 60 at once
     Path(tenant_settings["tenants"]).write_text(text)
     occupy(decode)
     settings = {"max_inflight": 1, "queue_timeout_s": 0.2} | tenant_settings
-    async with running(decode, **settings) as client:
+    async with pools.running(decode, **settings) as client:
         first = await submit(client, "first", OPS)
         for _ in range(3):
             refused = await client.post(COMPLETIONS, body("x", max_tokens=50), pools.bearer(ACME))
@@ -403,13 +390,13 @@ async def test_a_call_that_never_started_costs_no_tokens(
 
 
 async def test_a_request_whose_node_is_lost_does_not_wait_for_admission_again(
-    running: pools.Running, decode: FakeNode, other: FakeNode
+    decode: FakeNode, other: FakeNode
 ) -> None:
     """Both nodes are full and a call waits. The lost node's request is placed again at once."""
     occupy(decode)
     occupy(other)
     settings = {"max_inflight": 1, "link_patience_s": 0.1}
-    async with running(decode, other, **settings) as client:
+    async with pools.running(decode, other, **settings) as client:
         tasks = [await submit(client, name) for name in ("first", "second", "third")]
         assert await client.queued() == 1
         [lost] = prompts(decode)
@@ -420,11 +407,9 @@ async def test_a_request_whose_node_is_lost_does_not_wait_for_admission_again(
         await cancel_all(client, *tasks)
 
 
-async def test_at_shutdown_waiting_calls_fail_with_503(
-    running: pools.Running, decode: FakeNode
-) -> None:
+async def test_at_shutdown_waiting_calls_fail_with_503(decode: FakeNode) -> None:
     occupy(decode)
-    async with running(decode, max_inflight=1) as client:
+    async with pools.running(decode, max_inflight=1) as client:
         tasks = [await submit(client, "first"), await submit(client, "second")]
         client.router.admission.refuse_waiting()
         status, reply, headers = await tasks[1]
@@ -434,11 +419,9 @@ async def test_at_shutdown_waiting_calls_fail_with_503(
         await cancel_all(client, tasks[0])
 
 
-async def test_a_waiting_stream_whose_connection_breaks_leaves_the_queue(
-    running: pools.Running, decode: FakeNode
-) -> None:
+async def test_a_waiting_stream_whose_connection_breaks_leaves_the_queue(decode: FakeNode) -> None:
     occupy(decode)
-    async with running(decode, max_inflight=1, keepalive_s=0.05) as client:
+    async with pools.running(decode, max_inflight=1, keepalive_s=0.05) as client:
         first = await submit(client, "first")
         async with aiohttp.ClientSession() as session:
             second = body("second", stream=True)

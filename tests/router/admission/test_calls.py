@@ -88,10 +88,10 @@ async def leave(client: pools.Client, *tasks: asyncio.Task[pools.Reply]) -> None
 
 
 async def test_a_call_of_many_sequences_does_not_block_another_tenant(
-    running: pools.Running, small: FakeNode, tenants: dict[str, Any]
+    small: FakeNode, tenants: dict[str, Any]
 ) -> None:
     """The heavy tenant leaves an eighth of the node's sequences free."""
-    async with running(small, queue_timeout_s=5.0, **tenants) as client:
+    async with pools.running(small, queue_timeout_s=5.0, **tenants) as client:
         heavy = await post(client, body(prompt_texts(64), n=2), HEAVY)
         await until(lambda: len(jobs(small)) == 3)
         light = await post(client, body("light"), LIGHT)
@@ -103,9 +103,9 @@ async def test_a_call_of_many_sequences_does_not_block_another_tenant(
 
 
 async def test_prompts_start_as_earlier_ones_end_and_choices_keep_their_numbers(
-    running: pools.Running, small: FakeNode
+    small: FakeNode,
 ) -> None:
-    async with running(small) as client:
+    async with pools.running(small) as client:
         call = await post(client, body(prompt_texts(10), n=3))
         done = 0
         while not call.done():
@@ -125,10 +125,10 @@ async def test_prompts_start_as_earlier_ones_end_and_choices_keep_their_numbers(
 
 
 async def test_a_stream_gets_running_prompts_tokens_and_keep_alives_while_others_wait(
-    running: pools.Running, small: FakeNode
+    small: FakeNode,
 ) -> None:
     call = body(prompt_texts(3), n=4, stream=True)
-    async with running(small, keepalive_s=0.05, queue_timeout_s=0.1) as client:
+    async with pools.running(small, keepalive_s=0.05, queue_timeout_s=0.1) as client:
         async with client.session.post(client.url + COMPLETIONS, json=call) as response:
             await until(lambda: len(jobs(small)) == 2)
             await finish(small, jobs(small)[1], 2)
@@ -159,10 +159,8 @@ def _indices(lines: list[bytes]) -> list[int]:
     return [choice["index"] for event in events for choice in event["choices"]]
 
 
-async def test_a_finished_choice_frees_its_sequence_before_its_prompt_ends(
-    running: pools.Running, small: FakeNode
-) -> None:
-    async with running(small) as client:
+async def test_a_finished_choice_frees_its_sequence_before_its_prompt_ends(small: FakeNode) -> None:
+    async with pools.running(small) as client:
         call = await post(client, body("wide", n=4))
         tasks = [call, *[await post(client, body(name)) for name in prompt_texts(5)]]
         await until(lambda: len(jobs(small)) == 5)
@@ -174,9 +172,9 @@ async def test_a_finished_choice_frees_its_sequence_before_its_prompt_ends(
 
 
 async def test_a_prompt_waits_for_room_for_all_its_choices_and_is_not_overtaken(
-    running: pools.Running, small: FakeNode
+    small: FakeNode,
 ) -> None:
-    async with running(small) as client:
+    async with pools.running(small) as client:
         tasks = [await post(client, body(name)) for name in prompt_texts(5)]
         await until(lambda: len(jobs(small)) == 5)
         tasks.append(await post(client, body("wide", n=4)))
@@ -191,9 +189,9 @@ async def test_a_prompt_waits_for_room_for_all_its_choices_and_is_not_overtaken(
 
 @pytest.mark.parametrize("n", [8, 9, 128])
 async def test_a_prompt_with_more_choices_than_a_node_runs_starts_on_a_busy_node(
-    running: pools.Running, small: FakeNode, n: int
+    small: FakeNode, n: int
 ) -> None:
-    async with running(small) as client:
+    async with pools.running(small) as client:
         tasks = [await post(client, body(name)) for name in prompt_texts(5)]
         await until(lambda: len(jobs(small)) == 5)
         tasks.append(await post(client, body("wide", n=n)))
@@ -203,10 +201,8 @@ async def test_a_prompt_with_more_choices_than_a_node_runs_starts_on_a_busy_node
         await leave(client, *tasks)
 
 
-async def test_calls_of_one_tenant_take_turns_prompt_by_prompt(
-    running: pools.Running, small: FakeNode
-) -> None:
-    async with running(small, max_inflight=1) as client:
+async def test_calls_of_one_tenant_take_turns_prompt_by_prompt(small: FakeNode) -> None:
+    async with pools.running(small, max_inflight=1) as client:
         tasks = [await post(client, body(["a0", "a1", "a2"]))]
         await until_is(client.queued, 1)
         tasks.append(await post(client, body(["b0", "b1", "b2"])))
@@ -221,10 +217,10 @@ async def test_calls_of_one_tenant_take_turns_prompt_by_prompt(
 
 
 async def test_a_call_that_has_begun_is_neither_timed_out_nor_evicted_from_a_full_queue(
-    running: pools.Running, small: FakeNode, tenants: dict[str, Any]
+    small: FakeNode, tenants: dict[str, Any]
 ) -> None:
     settings = {"max_inflight": 1, "max_queued": 1, "queue_timeout_s": 0.2}
-    async with running(small, **settings, **tenants) as client:
+    async with pools.running(small, **settings, **tenants) as client:
         heavy = await post(client, body(prompt_texts(3)), HEAVY)
         await until_is(client.queued, 1)
         for _ in range(2):  # takes the only place: a call that has begun needs none
@@ -238,9 +234,9 @@ async def test_a_call_that_has_begun_is_neither_timed_out_nor_evicted_from_a_ful
 
 
 async def test_a_disconnect_releases_the_call_s_running_and_waiting_prompts(
-    running: pools.Running, small: FakeNode
+    small: FakeNode,
 ) -> None:
-    async with running(small) as client:
+    async with pools.running(small) as client:
         call = await post(client, body(prompt_texts(20), n=2))
         await until(lambda: len(jobs(small)) == 4)
         await leave(client, call)
@@ -249,9 +245,9 @@ async def test_a_disconnect_releases_the_call_s_running_and_waiting_prompts(
 
 @pytest.mark.parametrize("stream", [False, True])
 async def test_a_call_ends_at_its_deadline_even_if_none_of_its_prompts_runs(
-    running: pools.Running, small: FakeNode, stream: bool
+    small: FakeNode, stream: bool
 ) -> None:
-    async with running(small, max_inflight=1, request_timeout_s=5.0) as client:
+    async with pools.running(small, max_inflight=1, request_timeout_s=5.0) as client:
         other = await post(client, body("other", max_tokens=1))
         await until(lambda: len(jobs(small)) == 1)
         two_prompts = body(["first", "second"], stream=stream)
@@ -271,9 +267,9 @@ async def test_a_call_ends_at_its_deadline_even_if_none_of_its_prompts_runs(
 
 
 async def test_a_failed_prompt_ends_its_call_and_the_call_s_waiting_prompts(
-    running: pools.Running, small: FakeNode
+    small: FakeNode,
 ) -> None:
-    async with running(small) as client:
+    async with pools.running(small) as client:
         many_prompts = body(prompt_texts(20), n=2, stream=True)
         call = asyncio.create_task(client.session.post(client.url + COMPLETIONS, json=many_prompts))
         await until(lambda: len(jobs(small)) == 4)
@@ -288,10 +284,8 @@ async def test_a_failed_prompt_ends_its_call_and_the_call_s_waiting_prompts(
         assert len(jobs(small)) in (5, 6)
 
 
-async def test_at_shutdown_calls_with_waiting_prompts_fail_with_503(
-    running: pools.Running, small: FakeNode
-) -> None:
-    async with running(small) as client:
+async def test_at_shutdown_calls_with_waiting_prompts_fail_with_503(small: FakeNode) -> None:
+    async with pools.running(small) as client:
         call = await post(client, body(prompt_texts(20), n=2))
         await until(lambda: len(jobs(small)) == 4)
         client.router.admission.refuse_waiting()
@@ -311,7 +305,6 @@ SEQUENCE_LIMITS = [
 
 @pytest.mark.parametrize(("settings", "count", "n", "limit", "sequences"), SEQUENCE_LIMITS)
 async def test_a_call_may_ask_for_at_most_max_call_sequences(
-    running: pools.Running,
     decode: FakeNode,
     settings: dict[str, Any],
     count: int,
@@ -319,7 +312,7 @@ async def test_a_call_may_ask_for_at_most_max_call_sequences(
     limit: int,
     sequences: int | None,
 ) -> None:
-    async with running(decode, **settings) as client:
+    async with pools.running(decode, **settings) as client:
         status, reply, _ = await client.post(COMPLETIONS, body(["x"] * count, n=n, max_tokens=1))
         if sequences is None:
             assert status == 200
@@ -332,22 +325,22 @@ async def test_a_call_may_ask_for_at_most_max_call_sequences(
 
 
 async def test_a_tenant_may_have_its_own_limit_of_sequences(
-    running: pools.Running, decode: FakeNode, tenants: dict[str, Any]
+    decode: FakeNode, tenants: dict[str, Any]
 ) -> None:
     Path(tenants["tenants"]).write_text("[tenants.heavy]\nmax_call_sequences = 3\n")
-    async with running(decode, max_call_sequences=4, **tenants) as client:
+    async with pools.running(decode, max_call_sequences=4, **tenants) as client:
         for headers, n, status in ((HEAVY, 3, 200), (HEAVY, 4, 400), (LIGHT, 4, 200)):
             assert (await client.post(COMPLETIONS, body("x", n=n), headers))[0] == status
 
 
 async def test_a_call_is_charged_its_maximum_cost_before_it_starts(
-    running: pools.Running, decode: FakeNode, tenants: dict[str, Any]
+    decode: FakeNode, tenants: dict[str, Any]
 ) -> None:
     """The budget is 6,000 tokens per minute; the call has 256 prompts of 2 tokens with 64 choices
     of 2 tokens."""
     limits = "[tenants.heavy]\ntokens_per_minute = 6000\n[tenants.light]\nrequests_per_minute = 5"
     Path(tenants["tenants"]).write_text(limits)
-    async with running(decode, max_call_sequences=16384, **tenants) as client:
+    async with pools.running(decode, max_call_sequences=16384, **tenants) as client:
         big = body(["x0"] * 256, n=64)
         status, reply, _ = await client.post(COMPLETIONS, big, HEAVY)
         assert (status, reply["error"]["code"]) == (400, "over_budget")

@@ -58,10 +58,8 @@ def long_reply_node() -> FakeNode:
     return FakeNode("decode-0", "decode", script, max_model_len=10**6)
 
 
-async def test_an_unread_stream_ends_with_slow_client_and_others_continue(
-    running: pools.Running,
-) -> None:
-    async with long_reply_node() as node, running(node) as client:
+async def test_an_unread_stream_ends_with_slow_client_and_others_continue() -> None:
+    async with long_reply_node() as node, pools.running(node) as client:
         reader, writer = await request_stream(client)
         await until(lambda: node.got_of(Abort))
         assert await client.unfinished() == 0
@@ -77,10 +75,11 @@ async def test_an_unread_stream_ends_with_slow_client_and_others_continue(
         writer.close()
 
 
-async def test_a_client_that_reads_nothing_is_disconnected(
-    running: pools.Running,
-) -> None:
-    async with long_reply_node() as node, running(node, tunables={"cut_off_s": 0.2}) as client:
+async def test_a_client_that_reads_nothing_is_disconnected() -> None:
+    async with (
+        long_reply_node() as node,
+        pools.running(node, tunables={"cut_off_s": 0.2}) as client,
+    ):
         _, writer = await request_stream(client)
         await until_is(client.answering, 1)
         await until_is(client.answering, 0)
@@ -113,9 +112,9 @@ GARBAGE = [b"\x16\x03\x01\x02\x00\x01\x00\r\n\r\n", b"GET\r\n\r\n", b"GET / HTTP
 
 @pytest.mark.parametrize("data", GARBAGE)
 async def test_bytes_that_are_not_http_get_a_400_in_openai_s_error_shape(
-    running: pools.Running, decode: FakeNode, data: bytes
+    decode: FakeNode, data: bytes
 ) -> None:
-    async with running(decode) as client:
+    async with pools.running(decode) as client:
         status, result = await answer(client, data)
         assert (status, result["error"]["code"]) == (400, "malformed_request")
         assert result["error"]["type"] == "invalid_request_error"
@@ -124,11 +123,11 @@ async def test_bytes_that_are_not_http_get_a_400_in_openai_s_error_shape(
 
 @pytest.mark.parametrize("head", ["GET /{0} HTTP/1.1", "GET / HTTP/1.1\r\nAuthorization: {0}"])
 async def test_an_overlong_head_is_a_431_that_names_the_limit_and_is_not_logged(
-    running: pools.Running, decode: FakeNode, caplog: pytest.LogCaptureFixture, head: str
+    decode: FakeNode, caplog: pytest.LogCaptureFixture, head: str
 ) -> None:
     caplog.set_level(logging.DEBUG)
     data = (head.format(KEY + "x" * 9000) + "\r\nHost: localhost\r\n\r\n").encode()
-    async with running(decode) as client:
+    async with pools.running(decode) as client:
         status, result = await answer(client, data)
     assert (status, result["error"]["code"]) == (431, "headers_too_large")
     assert "8190 bytes" in result["error"]["message"]
@@ -137,9 +136,9 @@ async def test_an_overlong_head_is_a_431_that_names_the_limit_and_is_not_logged(
     )
 
 
-async def test_too_many_headers_are_refused(running: pools.Running, decode: FakeNode) -> None:
+async def test_too_many_headers_are_refused(decode: FakeNode) -> None:
     lines = "".join(f"x-{n}: {KEY}\r\n" for n in range(500))
-    async with running(decode) as client:
+    async with pools.running(decode) as client:
         status, result = await answer(client, f"GET / HTTP/1.1\r\n{lines}\r\n".encode())
     assert status in (400, 431)
     assert result["error"]["code"] in ("malformed_request", "headers_too_large")

@@ -64,9 +64,9 @@ def untouched(node: FakeNode) -> bool:
 @pytest.mark.parametrize("path", CHANGING)
 @pytest.mark.parametrize("origin", [EVIL, "null", "http://127.0.0.1:1"])
 async def test_a_foreign_page_s_post_is_refused_on_every_route(
-    running: pools.Running, decode: FakeNode, path: str, origin: str
+    decode: FakeNode, path: str, origin: str
 ) -> None:
-    async with running(decode) as client:
+    async with pools.running(decode) as client:
         answer = await send(
             client, "POST", path, {"Origin": origin, "Content-Type": JSON_TYPE}, BODY
         )
@@ -75,10 +75,8 @@ async def test_a_foreign_page_s_post_is_refused_on_every_route(
         assert decode.got == []
 
 
-async def test_a_page_of_the_router_s_own_origin_is_served(
-    running: pools.Running, decode: FakeNode
-) -> None:
-    async with running(decode) as client:
+async def test_a_page_of_the_router_s_own_origin_is_served(decode: FakeNode) -> None:
+    async with pools.running(decode) as client:
         own = {"Origin": client.url, "Content-Type": JSON_TYPE}
         assert (await send(client, "POST", COMPLETIONS, own, BODY)).status == 200
         assert (await send(client, "POST", DRAIN, own, {})).status == 200
@@ -86,11 +84,11 @@ async def test_a_page_of_the_router_s_own_origin_is_served(
 
 @pytest.mark.parametrize("path", READ)
 async def test_answers_to_a_foreign_page_s_reads_have_no_cors_headers(
-    running: pools.Running, decode: FakeNode, path: str
+    decode: FakeNode, path: str
 ) -> None:
     """The router answers, because a read changes nothing. Without CORS headers the browser hides
     the answer from the page."""
-    async with running(decode) as client:
+    async with pools.running(decode) as client:
         answer = await send(client, "GET", path, {"Origin": EVIL})
         assert answer.status in (200, 404)
         assert not [name for name in answer.headers if name.startswith("access-control-")]
@@ -99,9 +97,9 @@ async def test_answers_to_a_foreign_page_s_reads_have_no_cors_headers(
 @pytest.mark.parametrize("path", [DRAIN, CHAT, "/pool"])
 @pytest.mark.parametrize("origin", [EVIL, "null"])
 async def test_a_foreign_page_s_preflight_is_refused(
-    running: pools.Running, decode: FakeNode, path: str, origin: str
+    decode: FakeNode, path: str, origin: str
 ) -> None:
-    async with running(decode) as client:
+    async with pools.running(decode) as client:
         preflight = {"Origin": origin, "Access-Control-Request-Method": "POST"}
         answer = await send(client, "OPTIONS", path, preflight)
         assert (answer.status, answer.code) == (403, "foreign_origin")
@@ -114,12 +112,12 @@ async def test_a_foreign_page_s_preflight_is_refused(
 @pytest.mark.parametrize("path", [DRAIN, "/nodes/decode-0/resume", COMPLETIONS, CHAT])
 @pytest.mark.parametrize("kind", [*SIMPLE_TYPES, "application/vnd.api+json", "json", ""])
 async def test_a_body_that_is_not_json_is_refused_unread(
-    running: pools.Running, decode: FakeNode, path: str, kind: str
+    decode: FakeNode, path: str, kind: str
 ) -> None:
     """This holds also without an `Origin`, which old browsers leave out. The test never sends the
     body, so a router that waited for it would not answer."""
     head = {"Content-Type": kind, "Content-Length": "1000"}
-    async with running(decode, body_timeout_s=600.0) as client:
+    async with pools.running(decode, body_timeout_s=600.0) as client:
         answer = await send(client, "POST", path, head, b"")
         assert (answer.status, answer.code) == (400, "unsupported_content_type")
         assert repr(kind) in answer.json()["error"]["message"]
@@ -127,21 +125,17 @@ async def test_a_body_that_is_not_json_is_refused_unread(
 
 
 @pytest.mark.parametrize("kind", SIMPLE_TYPES)
-async def test_a_form_without_fields_is_refused(
-    running: pools.Running, decode: FakeNode, kind: str
-) -> None:
-    async with running(decode) as client:
+async def test_a_form_without_fields_is_refused(decode: FakeNode, kind: str) -> None:
+    async with pools.running(decode) as client:
         answer = await send(client, "POST", DRAIN, {"Content-Type": kind})
         assert (answer.status, answer.code) == (400, "unsupported_content_type")
         assert untouched(decode)
 
 
 @pytest.mark.parametrize("head", [{}, {"Transfer-Encoding": "chunked"}], ids=["sized", "chunked"])
-async def test_a_body_without_a_type_is_refused(
-    running: pools.Running, decode: FakeNode, head: dict[str, str]
-) -> None:
+async def test_a_body_without_a_type_is_refused(decode: FakeNode, head: dict[str, str]) -> None:
     """fetch() sends a Blob without a type this way, without a preflight."""
-    async with running(decode) as client:
+    async with pools.running(decode) as client:
         data = json.dumps(BODY).encode()
         if head:
             answer = await send(client, "POST", COMPLETIONS, {**head, "Host": "localhost"}, b"")
@@ -154,26 +148,20 @@ async def test_a_body_without_a_type_is_refused(
 @pytest.mark.parametrize(
     "kind", [JSON_TYPE, "application/json; charset=utf-8", "Application/JSON ;charset=UTF-8"]
 )
-async def test_the_json_type_may_have_parameters_and_any_case(
-    running: pools.Running, decode: FakeNode, kind: str
-) -> None:
-    async with running(decode) as client:
+async def test_the_json_type_may_have_parameters_and_any_case(decode: FakeNode, kind: str) -> None:
+    async with pools.running(decode) as client:
         for path, body in ((COMPLETIONS, BODY), (DRAIN, {})):
             assert (await send(client, "POST", path, {"Content-Type": kind}, body)).status == 200
 
 
-async def test_a_request_without_a_body_needs_no_content_type(
-    running: pools.Running, decode: FakeNode
-) -> None:
-    async with running(decode) as client:
+async def test_a_request_without_a_body_needs_no_content_type(decode: FakeNode) -> None:
+    async with pools.running(decode) as client:
         assert (await send(client, "POST", DRAIN, {})).status == 200
         assert (await send(client, "POST", "/nodes/decode-0/resume", {})).status == 200
 
 
-async def test_an_unknown_route_is_a_404_whatever_the_content_type(
-    running: pools.Running, decode: FakeNode
-) -> None:
-    async with running(decode) as client:
+async def test_an_unknown_route_is_a_404_whatever_the_content_type(decode: FakeNode) -> None:
+    async with pools.running(decode) as client:
         answer = await send(client, "POST", "/v1/edits", {"Content-Type": "text/plain"}, b"x")
         assert (answer.status, answer.code) == (404, "not_found")
 
@@ -187,9 +175,9 @@ async def test_an_unknown_route_is_a_404_whatever_the_content_type(
     [("GET", "/v1/models"), ("GET", "/pool"), ("POST", COMPLETIONS), ("POST", DRAIN)],
 )
 async def test_a_rebound_host_is_refused_even_if_it_is_the_page_s_own_origin(
-    running: pools.Running, decode: FakeNode, host: str, method: str, path: str
+    decode: FakeNode, host: str, method: str, path: str
 ) -> None:
-    async with running(decode) as client:
+    async with pools.running(decode) as client:
         name = host.format(port=client.router.port)
         headers = {"Host": name, "Origin": f"http://{name}", "Content-Type": JSON_TYPE}
         body = BODIES.get(path)
@@ -200,11 +188,11 @@ async def test_a_rebound_host_is_refused_even_if_it_is_the_page_s_own_origin(
 
 
 async def test_a_rebound_host_is_refused_even_with_an_api_key(
-    running: pools.Running, decode: FakeNode, tmp_path: Path
+    decode: FakeNode, tmp_path: Path
 ) -> None:
     keys = tmp_path / "keys"
     keys.write_text("acme key-of-acme\n")
-    async with running(decode, api_keys=str(keys)) as client:
+    async with pools.running(decode, api_keys=str(keys)) as client:
         for key in ({}, {"Authorization": "Bearer key-of-acme"}):
             answer = await send(client, "GET", "/v1/models", {"Host": "evil.example", **key})
             assert (answer.status, answer.code) == (403, "foreign_host")
@@ -213,25 +201,19 @@ async def test_a_rebound_host_is_refused_even_with_an_api_key(
 @pytest.mark.parametrize(
     "host", ["localhost", "LOCALHOST:8000", "127.0.0.1", "127.0.0.1:1", "[::1]", "[::1]:8000"]
 )
-async def test_local_host_names_are_accepted(
-    running: pools.Running, decode: FakeNode, host: str
-) -> None:
-    async with running(decode) as client:
+async def test_local_host_names_are_accepted(decode: FakeNode, host: str) -> None:
+    async with pools.running(decode) as client:
         assert (await send(client, "GET", "/v1/models", {"Host": host})).status == 200
 
 
-async def test_a_client_without_a_host_header_is_served(
-    running: pools.Running, decode: FakeNode
-) -> None:
-    async with running(decode) as client:
+async def test_a_client_without_a_host_header_is_served(decode: FakeNode) -> None:
+    async with pools.running(decode) as client:
         answer = await exchange(client.router.port, b"GET /health HTTP/1.0\r\n\r\n")
         assert answer.status == 200
 
 
-async def test_allowed_hosts_are_accepted_in_addition_to_local_names(
-    running: pools.Running, decode: FakeNode
-) -> None:
-    async with running(decode, allowed_hosts=("llm.example", "other.example:8443")) as client:
+async def test_allowed_hosts_are_accepted_in_addition_to_local_names(decode: FakeNode) -> None:
+    async with pools.running(decode, allowed_hosts=("llm.example", "other.example:8443")) as client:
         for host, status in {
             "llm.example": 200,
             "llm.example:9": 200,
@@ -276,14 +258,14 @@ def test_which_hosts_a_server_accepts(
 
 
 async def test_an_allowed_page_s_preflight_gets_the_allowed_methods_and_headers(
-    running: pools.Running, decode: FakeNode
+    decode: FakeNode,
 ) -> None:
     preflight = {
         "Origin": CHAT_PAGE,
         "Access-Control-Request-Method": "POST",
         "Access-Control-Request-Headers": CLIENT_HEADERS,
     }
-    async with running(decode, cors_origins=("https://CHAT.example:443/",)) as client:
+    async with pools.running(decode, cors_origins=("https://CHAT.example:443/",)) as client:
         answer = await send(client, "OPTIONS", CHAT, preflight)
         assert (answer.status, answer.body) == (204, b"")
         assert answer.headers["access-control-allow-origin"] == CHAT_PAGE
@@ -302,15 +284,13 @@ async def test_an_allowed_page_s_preflight_gets_the_allowed_methods_and_headers(
     assert untouched(decode)
 
 
-async def test_a_preflight_s_invalid_names_are_not_echoed(
-    running: pools.Running, decode: FakeNode
-) -> None:
+async def test_a_preflight_s_invalid_names_are_not_echoed(decode: FakeNode) -> None:
     preflight = {
         "Origin": CHAT_PAGE,
         "Access-Control-Request-Method": "POST /",
         "Access-Control-Request-Headers": "caf\u00e9, a:b",
     }
-    async with running(decode, cors_origins=(CHAT_PAGE,)) as client:
+    async with pools.running(decode, cors_origins=(CHAT_PAGE,)) as client:
         answer = await send(client, "OPTIONS", CHAT, preflight)
     assert answer.status == 204
     assert "access-control-allow-methods" not in answer.headers
@@ -318,14 +298,14 @@ async def test_a_preflight_s_invalid_names_are_not_echoed(
 
 
 async def test_preflights_need_no_key_and_an_allowed_page_can_read_errors(
-    running: pools.Running, decode: FakeNode, tmp_path: Path
+    decode: FakeNode, tmp_path: Path
 ) -> None:
     keys = tmp_path / "keys"
     keys.write_text("acme key-of-acme\n")
     page = {"Origin": CHAT_PAGE, "Content-Type": JSON_TYPE}
     key = {"Authorization": "Bearer key-of-acme"}
     settings = {"api_keys": str(keys), "cors_origins": (CHAT_PAGE,), "max_body_bytes": 1000}
-    async with running(decode, **settings) as client:
+    async with pools.running(decode, **settings) as client:
         preflight = {"Origin": CHAT_PAGE, "Access-Control-Request-Method": "POST"}
         assert (await send(client, "OPTIONS", CHAT, preflight)).status == 204
         for status, method, path, headers, body in (
@@ -344,11 +324,11 @@ async def test_preflights_need_no_key_and_an_allowed_page_can_read_errors(
 
 @pytest.mark.parametrize("stream", [False, True])
 async def test_only_an_allowed_page_can_read_answers_and_streams(
-    running: pools.Running, decode: FakeNode, stream: bool
+    decode: FakeNode, stream: bool
 ) -> None:
     body = {**BODY, "stream": stream}
     page = {"Origin": CHAT_PAGE, "Content-Type": JSON_TYPE}
-    async with running(decode, cors_origins=(CHAT_PAGE, "http://localhost:3000")) as client:
+    async with pools.running(decode, cors_origins=(CHAT_PAGE, "http://localhost:3000")) as client:
         answer = await send(client, "POST", COMPLETIONS, page, body)
         assert answer.status == 200
         assert answer.headers["access-control-allow-origin"] == CHAT_PAGE
@@ -368,9 +348,9 @@ async def test_only_an_allowed_page_can_read_answers_and_streams(
 
 @pytest.mark.parametrize("origin", [EVIL, "null"])
 async def test_every_page_is_served_if_every_origin_is_allowed(
-    running: pools.Running, decode: FakeNode, origin: str
+    decode: FakeNode, origin: str
 ) -> None:
-    async with running(decode, cors_origins=("*",)) as client:
+    async with pools.running(decode, cors_origins=("*",)) as client:
         page = {"Origin": origin, "Content-Type": JSON_TYPE}
         answer = await send(client, "POST", COMPLETIONS, page, BODY)
         assert (answer.status, answer.headers["access-control-allow-origin"]) == (200, "*")

@@ -23,10 +23,8 @@ pytestmark = pytest.mark.integration
 COMPLETIONS = "/v1/completions"
 
 
-async def test_malformed_bodies_are_400_in_openai_s_shape(
-    running: pools.Running, decode: FakeNode
-) -> None:
-    async with running(decode) as client:
+async def test_malformed_bodies_are_400_in_openai_s_shape(decode: FakeNode) -> None:
+    async with pools.running(decode) as client:
         for data in (b"{", b"[]", b"", b'{"prompt": "x"} trailing'):
             status, body, headers = await client.post(COMPLETIONS, data)
             assert status == 400
@@ -36,10 +34,8 @@ async def test_malformed_bodies_are_400_in_openai_s_shape(
             assert headers["x-baton-placement"].startswith("prefill=- decode=- reason=refused")
 
 
-async def test_unknown_routes_and_methods_are_json_errors(
-    running: pools.Running, decode: FakeNode
-) -> None:
-    async with running(decode) as client:
+async def test_unknown_routes_and_methods_are_json_errors(decode: FakeNode) -> None:
+    async with pools.running(decode) as client:
         status, body, headers = await client.get("/nope")
         assert (status, body["error"]["code"]) == (404, "not_found")
         assert headers["x-baton-request-id"]
@@ -48,8 +44,8 @@ async def test_unknown_routes_and_methods_are_json_errors(
         assert headers["allow"] == "POST"
 
 
-async def test_a_body_over_the_limit_is_413(running: pools.Running, decode: FakeNode) -> None:
-    async with running(decode, max_body_bytes=1000) as client:
+async def test_a_body_over_the_limit_is_413(decode: FakeNode) -> None:
+    async with pools.running(decode, max_body_bytes=1000) as client:
         status, body, _ = await client.post(COMPLETIONS, {"prompt": "x" * 2000})
         assert (status, body["error"]["code"]) == (413, "request_too_large")
         assert "1000" in body["error"]["message"]
@@ -67,18 +63,16 @@ async def test_a_body_over_the_limit_is_413(running: pools.Running, decode: Fake
     ],
 )
 async def test_a_request_beyond_the_model_s_limits_is_400_and_reaches_no_node(
-    running: pools.Running, decode: FakeNode, changes: dict[str, Any], param: str
+    decode: FakeNode, changes: dict[str, Any], param: str
 ) -> None:
-    async with running(decode) as client:
+    async with pools.running(decode) as client:
         status, body, _ = await client.post(COMPLETIONS, {"prompt": "x"} | changes)
         assert (status, body["error"]["param"]) == (400, param)
         assert decode.got_of(RunJob) == []
 
 
-async def test_reserved_chat_template_kwargs_are_a_400(
-    running: pools.Running, decode: FakeNode
-) -> None:
-    async with running(decode) as client:
+async def test_reserved_chat_template_kwargs_are_a_400(decode: FakeNode) -> None:
+    async with pools.running(decode) as client:
         for reserved in ("messages", "add_generation_prompt"):
             body = {
                 "messages": [{"role": "user", "content": "x"}],
@@ -88,12 +82,10 @@ async def test_reserved_chat_template_kwargs_are_a_400(
             assert (status, reply["error"]["param"]) == (400, "chat_template_kwargs")
 
 
-async def test_a_long_prompt_is_tokenized_and_hashed_like_a_short_one(
-    running: pools.Running,
-) -> None:
+async def test_a_long_prompt_is_tokenized_and_hashed_like_a_short_one() -> None:
     node = FakeNode("decode-0", "decode", max_model_len=50_000)
     await node.start()
-    async with running(node) as client:
+    async with pools.running(node) as client:
         text = "ab" * 10_000
         status, body, _ = await client.post(COMPLETIONS, {"prompt": text, "max_tokens": 1})
         assert (status, body["usage"]["prompt_tokens"]) == (200, 20_000)
@@ -101,10 +93,8 @@ async def test_a_long_prompt_is_tokenized_and_hashed_like_a_short_one(
     await node.stop()
 
 
-async def test_chat_without_the_generation_prompt_has_fewer_tokens(
-    running: pools.Running, decode: FakeNode
-) -> None:
-    async with running(decode) as client:
+async def test_chat_without_the_generation_prompt_has_fewer_tokens(decode: FakeNode) -> None:
+    async with pools.running(decode) as client:
         counts = []
         for add_prompt in (True, False):
             body = {
@@ -118,9 +108,9 @@ async def test_chat_without_the_generation_prompt_has_fewer_tokens(
 
 
 async def test_pool_shows_nodes_loads_caches_and_totals(
-    running: pools.Running, decode: FakeNode, prefill: FakeNode
+    decode: FakeNode, prefill: FakeNode
 ) -> None:
-    async with running(decode, prefill) as client:
+    async with pools.running(decode, prefill) as client:
         await prefill.say_load(published_bytes_total=7, queued_tokens=3, total_blocks=9)
         await decode.say_load(fetched_bytes_total=5, published_bytes_total=1)
         await prefill.say(CacheEvents(prefill.report.epoch, stored=(b"a" * 16, b"b" * 16)))  # type: ignore[arg-type]
@@ -155,14 +145,14 @@ async def test_pool_shows_nodes_loads_caches_and_totals(
 
 
 async def test_pool_shows_the_data_servers_as_their_nodes_see_them(
-    running: pools.Running, decode: FakeNode, prefill: FakeNode
+    decode: FakeNode, prefill: FakeNode
 ) -> None:
     first, full, unreachable = (
         DataInstance(used_bytes=1, limit_bytes=8, get_bytes_per_s=1e9, get_latency_ms=0.2),
         DataInstance(used_bytes=8, limit_bytes=8, evicted_keys=3, put_trouble="full"),
         DataInstance(trouble="connection refused", put_trouble="connection refused"),
     )
-    async with running(decode, prefill) as client:
+    async with pools.running(decode, prefill) as client:
 
         async def servers(name: str) -> int:
             return len((await client.node(name))["instances"])
@@ -199,10 +189,8 @@ async def test_pool_shows_the_data_servers_as_their_nodes_see_them(
         assert [each["used_bytes"] for each in pool["store"]["instances"]] == [1, 0]
 
 
-async def test_metrics_contain_the_router_s_and_its_nodes_counters(
-    running: pools.Running, decode: FakeNode
-) -> None:
-    async with running(decode) as client:
+async def test_metrics_contain_the_router_s_and_its_nodes_counters(decode: FakeNode) -> None:
+    async with pools.running(decode) as client:
         await decode.say_load(published_bytes_total=7, fetched_bytes_total=5, reused_chunks_total=2)
         body = {"prompt": "x", "max_tokens": 3}
         await client.post(COMPLETIONS, body)
@@ -226,10 +214,8 @@ async def test_metrics_contain_the_router_s_and_its_nodes_counters(
             assert line + "\n" in page, line
 
 
-async def test_a_request_without_a_model_name_gets_the_pool_s_model(
-    running: pools.Running, decode: FakeNode
-) -> None:
-    async with running(decode, served_model_name="mine") as client:
+async def test_a_request_without_a_model_name_gets_the_pool_s_model(decode: FakeNode) -> None:
+    async with pools.running(decode, served_model_name="mine") as client:
         for model in (None, "", "mine"):
             body = {"prompt": "x", "max_tokens": 1, "model": model}
             assert (await client.post(COMPLETIONS, body))[1]["model"] == "mine"
@@ -237,10 +223,8 @@ async def test_a_request_without_a_model_name_gets_the_pool_s_model(
         assert (await client.post(COMPLETIONS, body))[0] == 404
 
 
-async def test_default_seeds_differ_and_a_client_s_seed_is_kept(
-    running: pools.Running, decode: FakeNode
-) -> None:
-    async with running(decode) as client:
+async def test_default_seeds_differ_and_a_client_s_seed_is_kept(decode: FakeNode) -> None:
+    async with pools.running(decode) as client:
         await client.post(COMPLETIONS, {"prompt": ["a", "b"], "max_tokens": 1})
         await client.post(COMPLETIONS, {"prompt": "a", "max_tokens": 1, "seed": 7})
         seeds = [job.request.params.seed for job in decode.got_of(RunJob)]
@@ -249,7 +233,6 @@ async def test_default_seeds_differ_and_a_client_s_seed_is_kept(
 
 
 async def test_a_disconnect_during_a_write_is_logged_as_499_and_not_as_an_error(
-    running: pools.Running,
     decode: FakeNode,
     monkeypatch: pytest.MonkeyPatch,
     caplog: pytest.LogCaptureFixture,
@@ -258,7 +241,7 @@ async def test_a_disconnect_during_a_write_is_logged_as_499_and_not_as_an_error(
         raise ConnectionResetError("Cannot write to closing transport")
 
     monkeypatch.setattr(web.StreamResponse, "write", fail)
-    async with running(decode) as client:
+    async with pools.running(decode) as client:
         body = {"prompt": "x", "stream": True}
         with contextlib.suppress(aiohttp.ClientError):
             async with client.session.post(client.url + COMPLETIONS, json=body) as response:
@@ -269,10 +252,8 @@ async def test_a_disconnect_during_a_write_is_logged_as_499_and_not_as_an_error(
     assert [record for record in caplog.records if record.levelno >= logging.ERROR] == []
 
 
-async def test_a_body_that_does_not_match_its_content_encoding_is_a_400(
-    running: pools.Running, decode: FakeNode
-) -> None:
-    async with running(decode) as client:
+async def test_a_body_that_does_not_match_its_content_encoding_is_a_400(decode: FakeNode) -> None:
+    async with pools.running(decode) as client:
         headers = {"content-encoding": "gzip", "content-type": "application/json"}
         body = b'{"prompt": "x"}'
         async with client.session.post(
@@ -283,9 +264,9 @@ async def test_a_body_that_does_not_match_its_content_encoding_is_a_400(
 
 
 async def test_the_placement_header_of_a_call_with_many_prompts_is_shortened(
-    running: pools.Running, decode: FakeNode
+    decode: FakeNode,
 ) -> None:
-    async with running(decode) as client:
+    async with pools.running(decode) as client:
         body = {"prompt": ["x"] * 300, "max_tokens": 1}
         status, reply, headers = await client.post(COMPLETIONS, body)
     assert (status, len(reply["choices"])) == (200, 300)
@@ -295,13 +276,11 @@ async def test_the_placement_header_of_a_call_with_many_prompts_is_shortened(
     assert len(placement) < 4096
 
 
-async def test_a_model_s_created_date_is_the_oldest_one_its_nodes_report(
-    running: pools.Running, decode: FakeNode
-) -> None:
+async def test_a_model_s_created_date_is_the_oldest_one_its_nodes_report(decode: FakeNode) -> None:
     newer = FakeNode("decode-1", "decode", model_made=1_700_000_500)
     older = FakeNode("decode-2", "decode", model_made=1_700_000_000)
     without_date = decode  # like a node of an older version
-    async with newer, older, running(without_date, newer, older) as client:
+    async with newer, older, pools.running(without_date, newer, older) as client:
         for _ in range(2):
             [model] = (await client.get("/v1/models"))[1]["data"]
             assert model["created"] == 1_700_000_000
@@ -309,10 +288,10 @@ async def test_a_model_s_created_date_is_the_oldest_one_its_nodes_report(
 
 
 async def test_without_a_reported_date_a_model_s_created_date_is_the_router_s_start(
-    running: pools.Running, decode: FakeNode
+    decode: FakeNode,
 ) -> None:
     before = int(time.time())
-    async with running(decode) as client:
+    async with pools.running(decode) as client:
         [first] = (await client.get("/v1/models"))[1]["data"]
         assert before <= first["created"] <= time.time()
         await decode.stop()

@@ -47,10 +47,8 @@ async def until_freed(client: pools.Client, *nodes: FakeNode) -> None:
     assert await client.booked() == 0
 
 
-async def test_a_disconnect_while_the_request_waits_for_a_node_frees_it(
-    running: pools.Running, decode: FakeNode
-) -> None:
-    async with running(decode) as client:
+async def test_a_disconnect_while_the_request_waits_for_a_node_frees_it(decode: FakeNode) -> None:
+    async with pools.running(decode) as client:
         await decode.say_load("draining")
         await client.ready(0)
         for stream in (True, False):
@@ -65,10 +63,10 @@ async def test_a_disconnect_while_the_request_waits_for_a_node_frees_it(
 
 
 async def test_a_disconnect_during_a_hand_off_frees_both_nodes(
-    running: pools.Running, decode: FakeNode, prefill: FakeNode
+    decode: FakeNode, prefill: FakeNode
 ) -> None:
     prefill.script.prefill = "silent"
-    async with running(decode, prefill, handoff="always") as client:
+    async with pools.running(decode, prefill, handoff="always") as client:
         for stream in (True, False):
             async with connected(client, stream=stream):
                 await until(lambda: prefill.got_of(PrefillJob) and decode.got_of(RunJob))
@@ -77,11 +75,9 @@ async def test_a_disconnect_during_a_hand_off_frees_both_nodes(
             decode.got.clear()
 
 
-async def test_a_disconnect_before_the_first_token_frees_the_node(
-    running: pools.Running, decode: FakeNode
-) -> None:
+async def test_a_disconnect_before_the_first_token_frees_the_node(decode: FakeNode) -> None:
     decode.script.run = "silent"
-    async with running(decode) as client:
+    async with pools.running(decode) as client:
         for stream in (True, False):
             async with connected(client, stream=stream):
                 await until_is(client.unfinished, 1)
@@ -89,31 +85,27 @@ async def test_a_disconnect_before_the_first_token_frees_the_node(
             decode.got.clear()
 
 
-async def test_a_disconnect_between_keep_alives_frees_the_node(
-    running: pools.Running, decode: FakeNode
-) -> None:
+async def test_a_disconnect_between_keep_alives_frees_the_node(decode: FakeNode) -> None:
     decode.script.run = "silent"
-    async with running(decode, keepalive_s=0.02) as client:
+    async with pools.running(decode, keepalive_s=0.02) as client:
         async with connected(client, stream=True) as reader:
             await reader.readuntil(b": waiting")
         await until_freed(client, decode)
 
 
-async def test_a_disconnect_mid_stream_frees_the_node(
-    running: pools.Running, decode: FakeNode
-) -> None:
+async def test_a_disconnect_mid_stream_frees_the_node(decode: FakeNode) -> None:
     decode.script.run = "half"
-    async with running(decode) as client:
+    async with pools.running(decode) as client:
         async with connected(client, stream=True) as reader:
             await reader.readuntil(b'"text":')
         await until_freed(client, decode)
 
 
 async def test_a_disconnect_while_the_router_waits_for_the_client_to_read_frees_the_node(
-    running: pools.Running, decode: FakeNode
+    decode: FakeNode,
 ) -> None:
     decode.script.run, decode.script.reply = "half", b"x" * 240
-    async with running(decode) as client:
+    async with pools.running(decode) as client:
         async with connected(client, stream=True, n=128, max_tokens=240, logprobs=5):
             server: Any = client.router._server
             [connection] = server.runner.server.connections

@@ -36,9 +36,9 @@ async def until_conflict(client: pools.Client, unused: FakeNode, used: FakeNode)
 
 
 async def test_the_newer_of_two_live_nodes_is_used_and_the_older_one_is_reported(
-    running: pools.Running, decode: FakeNode, namesake: FakeNode, caplog: pytest.LogCaptureFixture
+    decode: FakeNode, namesake: FakeNode, caplog: pytest.LogCaptureFixture
 ) -> None:
-    async with running(decode) as client:
+    async with pools.running(decode) as client:
         assert await conflicts(client) == []
         client.dial(namesake.address)
         await until_conflict(client, decode, namesake)
@@ -63,10 +63,10 @@ async def test_the_newer_of_two_live_nodes_is_used_and_the_older_one_is_reported
 
 
 async def test_a_request_on_the_older_node_continues_on_the_newer_one(
-    running: pools.Running, decode: FakeNode, namesake: FakeNode
+    decode: FakeNode, namesake: FakeNode
 ) -> None:
     decode.script.run = "half"
-    async with running(decode) as client:
+    async with pools.running(decode) as client:
         answer = pools.completing(client)
         await until(lambda: decode.got)
         client.dial(namesake.address)
@@ -74,9 +74,9 @@ async def test_a_request_on_the_older_node_continues_on_the_newer_one(
 
 
 async def test_the_older_node_takes_over_when_the_newer_one_is_gone_and_then_keeps_the_name(
-    running: pools.Running, decode: FakeNode, namesake: FakeNode
+    decode: FakeNode, namesake: FakeNode
 ) -> None:
-    async with running(decode, link_patience_s=0.1) as client:
+    async with pools.running(decode, link_patience_s=0.1) as client:
         client.dial(namesake.address)
         await until_conflict(client, decode, namesake)
         port = int(namesake.address.rsplit(":", 1)[1])
@@ -92,9 +92,9 @@ async def test_the_older_node_takes_over_when_the_newer_one_is_gone_and_then_kee
 
 
 async def test_the_newer_node_keeps_its_name_over_a_short_link_break(
-    running: pools.Running, decode: FakeNode, namesake: FakeNode
+    decode: FakeNode, namesake: FakeNode
 ) -> None:
-    async with running(decode, link_patience_s=60.0) as client:
+    async with pools.running(decode, link_patience_s=60.0) as client:
         client.dial(namesake.address)
         await until_conflict(client, decode, namesake)
         links = namesake.links
@@ -109,9 +109,9 @@ async def test_the_newer_node_keeps_its_name_over_a_short_link_break(
 
 
 async def test_a_node_that_restarts_at_another_address_is_no_conflict(
-    running: pools.Running, decode: FakeNode, namesake: FakeNode, caplog: pytest.LogCaptureFixture
+    decode: FakeNode, namesake: FakeNode, caplog: pytest.LogCaptureFixture
 ) -> None:
-    async with running(decode) as client:
+    async with pools.running(decode) as client:
         await decode.stop()
         client.dial(namesake.address)
         await until_is(lambda: client.epoch("decode-0"), "epoch-2")
@@ -121,10 +121,10 @@ async def test_a_node_that_restarts_at_another_address_is_no_conflict(
 
 
 async def test_a_node_with_a_new_name_at_the_same_address_replaces_the_old_one(
-    running: pools.Running, decode: FakeNode
+    decode: FakeNode,
 ) -> None:
     """This happens if a node's default name is random."""
-    async with running(decode) as client:
+    async with pools.running(decode) as client:
         decode.rename("decode-1")
         await decode.restart("epoch-2")
         await until_is(client.names, ["decode-1"])

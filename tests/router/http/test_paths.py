@@ -49,9 +49,9 @@ async def ask(port: int, method: str, path: str, body: bytes = b"") -> tuple[int
     ],
 )
 async def test_a_get_with_a_slash_too_many_is_answered(
-    running: pools.Running, decode: FakeNode, path: str, part: bytes
+    decode: FakeNode, path: str, part: bytes
 ) -> None:
-    async with running(decode) as client:
+    async with pools.running(decode) as client:
         status, text = await ask(client.router.port, "GET", path)
     assert status == (400 if "maybe" in path else 200)
     assert part in text
@@ -68,14 +68,13 @@ async def test_a_get_with_a_slash_too_many_is_answered(
     ],
 )
 async def test_a_generation_with_a_slash_too_many_is_answered_and_logged(
-    running: pools.Running,
     decode: FakeNode,
     path: str,
     mark: bytes,
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     caplog.set_level("INFO", "baton_router")
-    async with running(decode) as client:
+    async with pools.running(decode) as client:
         status, text = await ask(client.router.port, "POST", path, mark + CHAT)
     assert status == 200, text
     assert b"Hello, world!" in text
@@ -85,10 +84,8 @@ async def test_a_generation_with_a_slash_too_many_is_answered_and_logged(
 @pytest.mark.parametrize(
     "path", ["//nodes/decode-0/drain", "/nodes/decode-0/drain/", "/nodes//decode-0/drain"]
 )
-async def test_a_command_needs_its_exact_path(
-    running: pools.Running, decode: FakeNode, path: str
-) -> None:
-    async with running(decode) as client:
+async def test_a_command_needs_its_exact_path(decode: FakeNode, path: str) -> None:
+    async with pools.running(decode) as client:
         status, text = await ask(client.router.port, "POST", path)
         assert (status, b"not_found" in text) == (404, True)
         assert not decode.got_of(DrainNode)
@@ -98,19 +95,17 @@ async def test_a_command_needs_its_exact_path(
     "path", ["//v1/models", "/v1/models/", "/v1//models", "//pool", "/metrics/", "//requests/x"]
 )
 async def test_a_path_with_a_slash_too_many_needs_the_same_key(
-    running: pools.Running, decode: FakeNode, path: str, tmp_path: Path
+    decode: FakeNode, path: str, tmp_path: Path
 ) -> None:
     keys = tmp_path / "keys"
     keys.write_text("alice the-only-key-of-this-test\n")
-    async with running(decode, api_keys=str(keys)) as client:
+    async with pools.running(decode, api_keys=str(keys)) as client:
         status, _ = await ask(client.router.port, "GET", path)
     assert status == 401
 
 
 @pytest.mark.parametrize("path", ["/", "//", "/v1/", "//v2/models", "/v1/models//x/y/"])
-async def test_other_paths_stay_unknown(
-    running: pools.Running, decode: FakeNode, path: str
-) -> None:
-    async with running(decode) as client:
+async def test_other_paths_stay_unknown(decode: FakeNode, path: str) -> None:
+    async with pools.running(decode) as client:
         status, _ = await ask(client.router.port, "GET", path)
     assert status == 404

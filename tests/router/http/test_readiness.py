@@ -54,9 +54,9 @@ async def test_ready_needs_one_node_and_all_needs_every_node(
 
 
 async def test_a_node_that_drains_or_is_lost_is_named_with_its_state(
-    running: pools.Running, decode: FakeNode, other: FakeNode
+    decode: FakeNode, other: FakeNode
 ) -> None:
-    async with running(decode, other) as client:
+    async with pools.running(decode, other) as client:
         assert (await client.get(ALL))[0] == 200
         await other.say_load("draining")
         await client.ready(1)
@@ -71,10 +71,8 @@ async def test_a_node_that_drains_or_is_lost_is_named_with_its_state(
         assert (status, reply["reason"]) == (503, "not ready: decode-1 (lost)")
 
 
-async def test_a_router_that_shuts_down_is_not_ready(
-    running: pools.Running, decode: FakeNode
-) -> None:
-    async with running(decode) as client:
+async def test_a_router_that_shuts_down_is_not_ready(decode: FakeNode) -> None:
+    async with pools.running(decode) as client:
         client.router.api.generation.draining = True
         for path in ("/ready", ALL):
             status, reply, _ = await client.get(path)
@@ -82,19 +80,15 @@ async def test_a_router_that_shuts_down_is_not_ready(
 
 
 @pytest.mark.parametrize("query", ["all=0", "all=false", "", "other=1"])
-async def test_without_all_one_ready_node_is_enough(
-    running: pools.Running, decode: FakeNode, query: str
-) -> None:
-    async with running(decode, expect_nodes=("prefill-0",)) as client:
+async def test_without_all_one_ready_node_is_enough(decode: FakeNode, query: str) -> None:
+    async with pools.running(decode, expect_nodes=("prefill-0",)) as client:
         status, reply, _ = await client.get(f"/ready?{query}")
         assert (status, reply) == (200, {"ready": True, "reason": ""})
 
 
 @pytest.mark.parametrize("query", ["all", "all=", "all=2", "all=yes", "all=TRUE", "all=1&all=1"])
-async def test_another_value_of_all_is_a_400_that_names_it(
-    running: pools.Running, decode: FakeNode, query: str
-) -> None:
-    async with running(decode) as client:
+async def test_another_value_of_all_is_a_400_that_names_it(decode: FakeNode, query: str) -> None:
+    async with pools.running(decode) as client:
         status, reply, _ = await client.get(f"/ready?{query}")
         assert (status, reply["error"]["param"]) == (400, "all")
         assert "use 1 or true" in reply["error"]["message"]

@@ -46,9 +46,9 @@ LATE = raw_request(
 
 @pytest.mark.parametrize("data", MALFORMED.values(), ids=MALFORMED)
 async def test_answers_to_bytes_that_are_not_http_have_the_documented_headers(
-    running: pools.Running, decode: FakeNode, data: bytes
+    decode: FakeNode, data: bytes
 ) -> None:
-    async with running(decode) as client:
+    async with pools.running(decode) as client:
         answer = await exchange(client.router.port, data)
         assert answer.status in (400, 417, 431)
         assert answer.json()["error"]["type"] == "invalid_request_error"
@@ -59,9 +59,9 @@ async def test_answers_to_bytes_that_are_not_http_have_the_documented_headers(
 
 
 async def test_answers_to_invalid_chunks_after_100_continue_have_the_documented_headers(
-    running: pools.Running, decode: FakeNode
+    decode: FakeNode,
 ) -> None:
-    async with running(decode, body_timeout_s=0.3) as client:
+    async with pools.running(decode, body_timeout_s=0.3) as client:
         answer = await exchange(client.router.port, LATE, then=b"this-is-no-size\r\n")
         assert (answer.status, answer.code) == (408, "body_timeout")
         assert answer.headers["x-request-id"] == answer.headers["x-baton-request-id"]
@@ -86,10 +86,10 @@ async def test_answers_to_invalid_chunks_after_100_continue_have_the_documented_
     ],
 )
 async def test_each_answer_has_the_client_s_id_or_else_the_router_s(
-    running: pools.Running, decode: FakeNode, path: str, body: Any
+    decode: FakeNode, path: str, body: Any
 ) -> None:
     method, data = ("GET", b"") if body is None else ("POST", json.dumps(body).encode())
-    async with running(decode) as client:
+    async with pools.running(decode) as client:
         port = client.router.port
         answer = await exchange(port, raw_request(method, path, {**HOST, **JSON}, data))
         assert answer.headers["x-request-id"] == answer.headers["x-baton-request-id"]
@@ -104,21 +104,17 @@ async def test_each_answer_has_the_client_s_id_or_else_the_router_s(
     ["", "x" * 129, "caf\u00e9", "a\tb", "\x7f", "a\x80b"],
     ids=["nothing", "too-long", "not-ascii", "a-tab", "delete", "no-utf-8"],
 )
-async def test_an_invalid_id_is_replaced_by_a_new_one(
-    running: pools.Running, decode: FakeNode, request_id: str
-) -> None:
+async def test_an_invalid_id_is_replaced_by_a_new_one(decode: FakeNode, request_id: str) -> None:
     head = b"GET /health HTTP/1.1\r\nHost: localhost\r\nx-request-id: "
-    async with running(decode) as client:
+    async with pools.running(decode) as client:
         data = head + request_id.encode("latin-1") + b"\r\n\r\n"
         answer = await exchange(client.router.port, data)
     assert answer.headers["x-request-id"] == answer.headers["x-baton-request-id"]
     assert len(answer.headers["x-request-id"]) == 32
 
 
-async def test_an_id_of_maximum_length_is_returned(
-    running: pools.Running, decode: FakeNode
-) -> None:
-    async with running(decode) as client:
+async def test_an_id_of_maximum_length_is_returned(decode: FakeNode) -> None:
+    async with pools.running(decode) as client:
         _, _, headers = await client.get("/health", {"x-request-id": "~" * 128})
     assert headers["x-request-id"] == "~" * 128
 
@@ -148,11 +144,11 @@ async def test_the_client_s_id_is_in_the_log_the_explanation_and_the_trace(
 
 
 async def test_the_openai_client_reads_the_id_of_answers_streams_and_errors(
-    running: pools.Running, decode: FakeNode
+    decode: FakeNode,
 ) -> None:
     messages: Any = [{"role": "user", "content": "Hi"}]
     async with (
-        running(decode) as client,
+        pools.running(decode) as client,
         openai.AsyncOpenAI(base_url=client.url + "/v1", api_key="any", max_retries=0) as api,
     ):
         create = api.chat.completions.create

@@ -57,9 +57,9 @@ def chunks(salt: str) -> list[BlockHash]:
 
 @pytest.mark.parametrize("path", ["/v1/models", "/v1/models/fake-model", "/v1/nothing"])
 async def test_every_route_below_v1_requires_a_key(
-    running: pools.Running, decode: FakeNode, tenant_settings: dict[str, Any], path: str
+    decode: FakeNode, tenant_settings: dict[str, Any], path: str
 ) -> None:
-    async with running(decode, **tenant_settings) as client:
+    async with pools.running(decode, **tenant_settings) as client:
         status, body, headers = await client.get(path)
     assert status == 401
     assert headers["www-authenticate"] == "Bearer"
@@ -74,12 +74,11 @@ async def test_every_route_below_v1_requires_a_key(
 
 @pytest.mark.parametrize("headers", [{}, pools.bearer("sk-unknown"), {"x-api-key": ACME}])
 async def test_a_request_without_a_known_key_reaches_no_node(
-    running: pools.Running,
     decode: FakeNode,
     tenant_settings: dict[str, Any],
     headers: dict[str, str],
 ) -> None:
-    async with running(decode, **tenant_settings) as client:
+    async with pools.running(decode, **tenant_settings) as client:
         for path in (COMPLETIONS, "/v1/chat/completions"):
             status, body, response_headers = await client.post(path, {"prompt": "x"}, headers)
             assert (status, body["error"]["code"]) == (401, "invalid_api_key")
@@ -92,18 +91,18 @@ async def test_a_request_without_a_known_key_reaches_no_node(
 
 @pytest.mark.parametrize("path", ["/health", "/ready"])
 async def test_probe_routes_require_no_key(
-    running: pools.Running, decode: FakeNode, tenant_settings: dict[str, Any], path: str
+    decode: FakeNode, tenant_settings: dict[str, Any], path: str
 ) -> None:
-    async with running(decode, **tenant_settings) as client:
+    async with pools.running(decode, **tenant_settings) as client:
         assert (await client.get(path))[0] == 200
 
 
 @pytest.mark.parametrize("path", ["/pool", "/metrics"])
 async def test_routes_about_all_tenants_require_an_admin_key(
-    running: pools.Running, decode: FakeNode, tenant_settings: dict[str, Any], path: str
+    decode: FakeNode, tenant_settings: dict[str, Any], path: str
 ) -> None:
     decode.token = "t0ken"
-    async with running(
+    async with pools.running(
         decode, **tenant_settings, admin_key="key-of-up", link_token="t0ken"
     ) as client:
         refused = [await client.get(path, headers) for headers in ({}, pools.bearer("sk-no"))]
@@ -120,15 +119,13 @@ async def test_routes_about_all_tenants_require_an_admin_key(
 
 
 @pytest.mark.parametrize("path", ["/pool", "/metrics"])
-async def test_without_api_keys_pool_and_metrics_are_open(
-    running: pools.Running, decode: FakeNode, path: str
-) -> None:
-    async with running(decode) as client:
+async def test_without_api_keys_pool_and_metrics_are_open(decode: FakeNode, path: str) -> None:
+    async with pools.running(decode) as client:
         assert "decode-0" in await client.text(path)
 
 
 async def test_the_key_file_is_reloaded_when_it_changes(
-    running: pools.Running, decode: FakeNode, tmp_path: Path, caplog: pytest.LogCaptureFixture
+    decode: FakeNode, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     """The files change as in a mounted Kubernetes Secret: a symlink to their folder is replaced."""
     for name, keys in (("one", f"acme {ACME}\n"), ("two", f"globex {GLOBEX}\n"), ("bad", "x\n")):
@@ -147,7 +144,7 @@ async def test_the_key_file_is_reloaded_when_it_changes(
 
     switch("one")
     (tmp_path / "keys").symlink_to(tmp_path / "now" / "keys")
-    async with running(decode, api_keys=str(tmp_path / "keys")) as client:
+    async with pools.running(decode, api_keys=str(tmp_path / "keys")) as client:
         assert await authorized(client) == [True, False]
         switch("two")
         await until_is(lambda: authorized(client), [False, True])
@@ -159,19 +156,17 @@ async def test_the_key_file_is_reloaded_when_it_changes(
     assert "line 1: the line has 1 words" in caplog.text
 
 
-async def test_without_api_keys_any_key_is_accepted(
-    running: pools.Running, decode: FakeNode
-) -> None:
-    async with running(decode) as client:
+async def test_without_api_keys_any_key_is_accepted(decode: FakeNode) -> None:
+    async with pools.running(decode) as client:
         assert (await client.post(COMPLETIONS, BODY, pools.bearer("any")))[0] == 200
     [job] = decode.got_of(RunJob)
     assert (job.request.tenant, job.request.salt) == ("", "")
 
 
 async def test_the_openai_client_works_with_a_key_and_raises_authentication_error_without(
-    running: pools.Running, decode: FakeNode, tenant_settings: dict[str, Any]
+    decode: FakeNode, tenant_settings: dict[str, Any]
 ) -> None:
-    async with running(decode, **tenant_settings) as client:
+    async with pools.running(decode, **tenant_settings) as client:
         url = client.url + "/v1"
         async with openai.AsyncOpenAI(base_url=url, api_key=ACME, max_retries=0) as api:
             answer = await api.completions.create(model="fake-model", prompt="x")
@@ -185,7 +180,6 @@ async def test_the_openai_client_works_with_a_key_and_raises_authentication_erro
 
 @pytest.mark.parametrize(("sharing", "salts"), [("pool", ["", ""]), ("tenant", [*SALTS.values()])])
 async def test_jobs_carry_a_salt_only_if_tenants_share_nothing(
-    running: pools.Running,
     decode: FakeNode,
     prefill: FakeNode,
     tenant_settings: dict[str, Any],
@@ -193,7 +187,7 @@ async def test_jobs_carry_a_salt_only_if_tenants_share_nothing(
     salts: list[str],
 ) -> None:
     settings = {**tenant_settings, "sharing": sharing, "handoff": "always"}
-    async with running(decode, prefill, **settings) as client:
+    async with pools.running(decode, prefill, **settings) as client:
         for key in (ACME, GLOBEX):
             assert (await client.post(COMPLETIONS, BODY, pools.bearer(key)))[0] == 200
     for jobs in (decode.got_of(RunJob), prefill.got_of(PrefillJob)):
@@ -202,9 +196,9 @@ async def test_jobs_carry_a_salt_only_if_tenants_share_nothing(
 
 
 async def test_a_prefix_that_a_node_caches_for_one_tenant_does_not_match_another_s(
-    running: pools.Running, decode: FakeNode, isolated_settings: dict[str, Any]
+    decode: FakeNode, isolated_settings: dict[str, Any]
 ) -> None:
-    async with running(decode, **isolated_settings) as client:
+    async with pools.running(decode, **isolated_settings) as client:
         cached = CacheEvents(decode.report.epoch, stored=tuple(chunks(SALTS["acme"])))
         await decode.say(cached)
         await until_is(lambda: client.chunks("decode-0"), 8)
@@ -226,14 +220,13 @@ RESERVED_FIELDS = [
 
 @pytest.mark.parametrize(("field", "value", "why"), RESERVED_FIELDS)
 async def test_a_body_field_that_chooses_kv_is_a_400_that_names_it(
-    running: pools.Running,
     decode: FakeNode,
     isolated_settings: dict[str, Any],
     field: str,
     value: str,
     why: str,
 ) -> None:
-    async with running(decode, **isolated_settings) as client:
+    async with pools.running(decode, **isolated_settings) as client:
         for path, call in (
             (COMPLETIONS, BODY),
             ("/v1/chat/completions", {"messages": [{"role": "user", "content": "x"}]}),
@@ -245,13 +238,12 @@ async def test_a_body_field_that_chooses_kv_is_a_400_that_names_it(
 
 
 async def test_no_secret_is_in_logs_answers_pages_or_metrics(
-    running: pools.Running,
     decode: FakeNode,
     isolated_settings: dict[str, Any],
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     caplog.set_level(logging.DEBUG)
-    async with running(decode, **isolated_settings) as client:
+    async with pools.running(decode, **isolated_settings) as client:
         answers = []
         for key in (ACME, GLOBEX, "sk-unknown-key"):
             answers.append(await client.post(COMPLETIONS, BODY, pools.bearer(key)))
@@ -271,9 +263,9 @@ async def test_no_secret_is_in_logs_answers_pages_or_metrics(
 
 
 async def test_the_key_is_checked_before_the_body_is_read(
-    running: pools.Running, decode: FakeNode, tenant_settings: dict[str, Any]
+    decode: FakeNode, tenant_settings: dict[str, Any]
 ) -> None:
-    async with running(decode, **tenant_settings) as client:
+    async with pools.running(decode, **tenant_settings) as client:
         reader, writer = await asyncio.open_connection("127.0.0.1", client.router.port)
         writer.write(
             b"POST /v1/completions HTTP/1.1\r\nHost: localhost\r\nContent-Length: 999999\r\n\r\n"

@@ -36,11 +36,9 @@ async def send_reply(node: FakeNode) -> None:
     await node.say(Deltas((delta,)))
 
 
-async def test_a_waiting_stream_starts_with_comments(
-    running: pools.Running, decode: FakeNode
-) -> None:
+async def test_a_waiting_stream_starts_with_comments(decode: FakeNode) -> None:
     decode.script.run = "silent"
-    async with running(decode, keepalive_s=KEEPALIVE_S) as client, stream(client) as response:
+    async with pools.running(decode, keepalive_s=KEEPALIVE_S) as client, stream(client) as response:
         assert response.headers["content-type"] == "text/event-stream; charset=utf-8"
         assert response.headers["x-baton-placement"].startswith("prefill=- decode=decode-0 ")
         assert len(response.headers["x-baton-request-id"]) == 32
@@ -53,10 +51,8 @@ async def test_a_waiting_stream_starts_with_comments(
     assert received.endswith("data: [DONE]\n\n")
 
 
-async def test_a_stream_that_waits_for_a_node_gets_comments(
-    running: pools.Running, decode: FakeNode
-) -> None:
-    async with running(decode, keepalive_s=KEEPALIVE_S) as client:
+async def test_a_stream_that_waits_for_a_node_gets_comments(decode: FakeNode) -> None:
+    async with pools.running(decode, keepalive_s=KEEPALIVE_S) as client:
         await decode.say_load("draining")
         await client.ready(0)
         async with stream(client) as response:
@@ -67,9 +63,9 @@ async def test_a_stream_that_waits_for_a_node_gets_comments(
             assert (await response.text()).endswith("data: [DONE]\n\n")
 
 
-async def test_a_stream_that_pauses_gets_comments(running: pools.Running, decode: FakeNode) -> None:
+async def test_a_stream_that_pauses_gets_comments(decode: FakeNode) -> None:
     decode.script.run = "half"
-    async with running(decode, keepalive_s=KEEPALIVE_S) as client, stream(client) as response:
+    async with pools.running(decode, keepalive_s=KEEPALIVE_S) as client, stream(client) as response:
         received = b""
         while received.count(b'"finish_reason":null') < len("Hello,"):
             received += await response.content.readline()
@@ -77,11 +73,9 @@ async def test_a_stream_that_pauses_gets_comments(running: pools.Running, decode
         assert await response.content.readline() == COMMENT
 
 
-async def test_a_failure_after_a_comment_is_an_error_event(
-    running: pools.Running, decode: FakeNode
-) -> None:
+async def test_a_failure_after_a_comment_is_an_error_event(decode: FakeNode) -> None:
     decode.script.run = "silent"
-    async with running(decode, keepalive_s=KEEPALIVE_S) as client, stream(client) as response:
+    async with pools.running(decode, keepalive_s=KEEPALIVE_S) as client, stream(client) as response:
         assert await response.content.readline() == COMMENT
         await until(lambda: decode.got_of(RunJob))
         request = decode.got_of(RunJob)[0].request
@@ -94,11 +88,9 @@ async def test_a_failure_after_a_comment_is_an_error_event(
     assert 'baton_router_requests_total{code="500",endpoint="completions"} 1.0' in page
 
 
-async def test_an_answer_without_streaming_sends_nothing_while_it_waits(
-    running: pools.Running, decode: FakeNode
-) -> None:
+async def test_an_answer_without_streaming_sends_nothing_while_it_waits(decode: FakeNode) -> None:
     decode.script.run = "silent"
-    async with running(decode, keepalive_s=KEEPALIVE_S) as client:
+    async with pools.running(decode, keepalive_s=KEEPALIVE_S) as client:
         answer = asyncio.create_task(client.post("/v1/completions", {"prompt": "x"}))
         await asyncio.sleep(5 * KEEPALIVE_S)
         await send_reply(decode)

@@ -22,9 +22,9 @@ PROMPT = "x" * 64
 
 
 async def test_each_prompt_of_a_call_counts_as_a_request_and_all_choices_tokens_as_output(
-    running: pools.Running, decode: FakeNode
+    decode: FakeNode,
 ) -> None:
-    async with running(decode) as client:
+    async with pools.running(decode) as client:
         before = client.router.report()
         body = {"prompt": ["four", "sixsix"], "max_tokens": 3, "n": 2}
         status, _, _ = await client.post("/v1/completions", body)
@@ -37,12 +37,12 @@ async def test_each_prompt_of_a_call_counts_as_a_request_and_all_choices_tokens_
 
 
 async def test_prompt_tokens_that_the_node_has_cached_do_not_count_as_uncached(
-    running: pools.Running, decode: FakeNode
+    decode: FakeNode,
 ) -> None:
     root = root_hash(decode.report.fingerprint)
     blocks = extend_hashes(root, list(PROMPT.encode()), LAYOUT.block_size)
     decode.chunks = tuple(chunk_hashes(blocks, LAYOUT.chunk_blocks))[:3]
-    async with running(decode) as client:
+    async with pools.running(decode) as client:
         await until_is(lambda: client.chunks("decode-0"), 3)
         await client.post("/v1/completions", {"prompt": PROMPT})
         report = client.router.report()
@@ -51,11 +51,11 @@ async def test_prompt_tokens_that_the_node_has_cached_do_not_count_as_uncached(
 
 
 async def test_a_request_that_is_placed_again_counts_once(
-    running: pools.Running, decode: FakeNode, other: FakeNode
+    decode: FakeNode, other: FakeNode
 ) -> None:
     for node in (decode, other):
         node.script.run = "half"
-    async with running(decode, other, link_patience_s=0.0) as client:
+    async with pools.running(decode, other, link_patience_s=0.0) as client:
         answer = asyncio.create_task(client.post("/v1/completions", {"prompt": PROMPT}))
         await until(lambda: client.router.report().output_tokens_total == len("Hello,"))
         first, second = (decode, other) if decode.got_of(RunJob) else (other, decode)
@@ -68,20 +68,16 @@ async def test_a_request_that_is_placed_again_counts_once(
     assert report.output_tokens_total == len("Hello, world!")
 
 
-async def test_a_refused_request_does_not_count_as_demand(
-    running: pools.Running, decode: FakeNode
-) -> None:
-    async with running(decode) as client:
+async def test_a_refused_request_does_not_count_as_demand(decode: FakeNode) -> None:
+    async with pools.running(decode) as client:
         status, _, _ = await client.post("/v1/completions", {"prompt": "x" * 300})
         report = client.router.report()
     assert status == 400
     assert (report.requests_total, report.prompt_tokens_total) == (0, 0)
 
 
-async def test_latencies_in_the_report_agree_with_the_metrics_page(
-    running: pools.Running, decode: FakeNode
-) -> None:
-    async with running(decode) as client:
+async def test_latencies_in_the_report_agree_with_the_metrics_page(decode: FakeNode) -> None:
+    async with pools.running(decode) as client:
         for _ in range(2):
             await client.post("/v1/completions", {"prompt": PROMPT, "max_tokens": 4})
         report = client.router.report()
@@ -104,10 +100,10 @@ def test_a_latency_counts_in_the_first_bucket_that_contains_it(seconds: float) -
 
 
 async def test_a_request_is_live_while_it_runs_and_held_while_no_node_can_take_it(
-    running: pools.Running, decode: FakeNode
+    decode: FakeNode,
 ) -> None:
     decode.script.run = "half"
-    async with running(decode, link_patience_s=0.0) as client:
+    async with pools.running(decode, link_patience_s=0.0) as client:
         answer = asyncio.create_task(client.post("/v1/completions", {"prompt": PROMPT}))
         await until(lambda: client.router.report().output_tokens_total)
         assert (client.router.report().live, client.router.report().held) == (1, 0)
@@ -123,10 +119,8 @@ async def test_a_request_is_live_while_it_runs_and_held_while_no_node_can_take_i
         assert (client.router.report().live, client.router.report().held) == (0, 0)
 
 
-async def test_a_new_request_is_held_while_no_node_of_its_role_is_ready(
-    running: pools.Running, prefill: FakeNode
-) -> None:
-    async with running(prefill, missing_role="queue") as client:
+async def test_a_new_request_is_held_while_no_node_of_its_role_is_ready(prefill: FakeNode) -> None:
+    async with pools.running(prefill, missing_role="queue") as client:
         answer = asyncio.create_task(client.post("/v1/completions", {"prompt": PROMPT}))
         await until_is(client.held, 1)
         assert client.router.report().requests_total == 1

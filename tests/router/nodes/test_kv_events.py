@@ -96,11 +96,9 @@ def test_listings_are_requested_in_groups_and_not_from_forgotten_nodes() -> None
 
 
 @pytest.mark.integration
-async def test_a_gap_on_a_link_is_repaired_by_a_listing(
-    running: pools.Running, decode: FakeNode
-) -> None:
+async def test_a_gap_on_a_link_is_repaired_by_a_listing(decode: FakeNode) -> None:
     decode.chunks = NAMES[:3]
-    async with running(decode) as client:
+    async with pools.running(decode) as client:
         view = client.router.view
         await until(lambda: view.nodes[NODE].chunks == 3)
         decode.chunks, decode.events = NAMES[:8], 5

@@ -22,10 +22,10 @@ TOKEN = "t0ken-of-the-pool"
 
 
 async def test_nodes_that_require_the_token_get_it_for_links_and_artifacts(
-    running: pools.Running, prefill: FakeNode, decode: FakeNode
+    prefill: FakeNode, decode: FakeNode
 ) -> None:
     prefill.token = decode.token = TOKEN
-    async with running(prefill, decode, link_token=TOKEN) as client:
+    async with pools.running(prefill, decode, link_token=TOKEN) as client:
         status, _, _ = await client.post("/v1/completions", {"prompt": "x", "max_tokens": 2})
         assert status == 200
         assert (await client.get("/pool"))[1]["unreachable"] == []
@@ -35,14 +35,13 @@ async def test_nodes_that_require_the_token_get_it_for_links_and_artifacts(
 @pytest.mark.parametrize("token", ["", "another"])
 async def test_a_node_that_refuses_the_token_is_logged_once_shown_and_retried_with_pauses(
     token: str,
-    running: pools.Running,
     decode: FakeNode,
     other: FakeNode,
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     caplog.set_level(logging.INFO, logger="baton_router")
     other.token = TOKEN
-    async with running(decode, link_token=token, tunables={"reconnect_max_s": 0.4}) as client:
+    async with pools.running(decode, link_token=token, tunables={"reconnect_max_s": 0.4}) as client:
         client.dial(other.address)
         await until(lambda: other.refused >= 3)
         refused, began = other.refused, time.monotonic()
@@ -60,10 +59,10 @@ async def test_a_node_that_refuses_the_token_is_logged_once_shown_and_retried_wi
 
 
 async def test_a_node_that_accepts_the_token_later_is_used(
-    running: pools.Running, decode: FakeNode, other: FakeNode
+    decode: FakeNode, other: FakeNode
 ) -> None:
     other.token = "another"
-    async with running(decode, link_token=TOKEN) as client:
+    async with pools.running(decode, link_token=TOKEN) as client:
         client.dial(other.address)
         await until(lambda: other.refused)
         other.token = TOKEN
@@ -71,10 +70,8 @@ async def test_a_node_that_accepts_the_token_later_is_used(
         assert (await client.get("/pool"))[1]["unreachable"] == []
 
 
-async def test_an_unreachable_address_is_shown_with_the_reason(
-    running: pools.Running, decode: FakeNode
-) -> None:
-    async with running(decode) as client:
+async def test_an_unreachable_address_is_shown_with_the_reason(decode: FakeNode) -> None:
+    async with pools.running(decode) as client:
         client.dial("http://127.0.0.1:1")
         await until_is(client.unreachable, ["http://127.0.0.1:1"])
         [entry] = (await client.get("/pool"))[1]["unreachable"]
@@ -82,14 +79,12 @@ async def test_an_unreachable_address_is_shown_with_the_reason(
         assert "Connect call failed" in entry["reason"]
 
 
-async def test_each_router_identifies_its_links_by_its_own_secret(
-    running: pools.Running, decode: FakeNode
-) -> None:
-    async with running(decode) as client:
+async def test_each_router_identifies_its_links_by_its_own_secret(decode: FakeNode) -> None:
+    async with pools.running(decode) as client:
         await decode.drop_links()
         await until(lambda: decode.links == 2)
         pool = await client.text("/pool")
-    async with running(decode):
+    async with pools.running(decode):
         pass
     first, again, other = decode.routers
     assert len(first) == 32
@@ -107,7 +102,6 @@ async def test_each_router_identifies_its_links_by_its_own_secret(
     ],
 )
 async def test_a_router_on_all_interfaces_without_api_keys_warns_once(
-    running: pools.Running,
     decode: FakeNode,
     caplog: pytest.LogCaptureFixture,
     tmp_path: Path,
@@ -117,7 +111,7 @@ async def test_a_router_on_all_interfaces_without_api_keys_warns_once(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     (tmp_path / "keys").write_text("acme sk-of-acme\n")
-    async with running(decode, **settings):
+    async with pools.running(decode, **settings):
         logged = [record for record in caplog.records if "--api-keys" in record.message]
     assert [record.levelname for record in logged] == ["WARNING"] * warned
 

@@ -29,11 +29,12 @@ pytestmark = pytest.mark.integration
 CHUNKS = [BlockHash(bytes([n]) * 16) for n in range(3)]
 
 
-async def test_after_a_reconnect_the_node_lists_its_chunks_again(
-    running: pools.Running, decode: FakeNode
-) -> None:
+# --- links ----------------------------------------------------------------------------------------
+
+
+async def test_after_a_reconnect_the_node_lists_its_chunks_again(decode: FakeNode) -> None:
     decode.chunks = tuple(CHUNKS)
-    async with running(decode) as client:
+    async with pools.running(decode) as client:
         await until_is(lambda: client.chunks("decode-0"), 3)
         decode.chunks = tuple(CHUNKS[:1])
         await decode.drop_links()
@@ -47,11 +48,9 @@ async def test_after_a_reconnect_the_node_lists_its_chunks_again(
         assert list(group.cached_chunks) == [1]
 
 
-async def test_a_new_epoch_drops_the_old_epoch_s_chunks(
-    running: pools.Running, decode: FakeNode
-) -> None:
+async def test_a_new_epoch_drops_the_old_epoch_s_chunks(decode: FakeNode) -> None:
     decode.chunks = tuple(CHUNKS)
-    async with running(decode) as client:
+    async with pools.running(decode) as client:
         view = client.router.view
         await until_is(lambda: client.chunks("decode-0"), 3)
         decode.chunks = ()
@@ -60,12 +59,10 @@ async def test_a_new_epoch_drops_the_old_epoch_s_chunks(
         assert not view.chunks.prefixes(CHUNKS).any()
 
 
-async def test_a_new_engine_with_the_same_name_replaces_the_old_one(
-    running: pools.Running, decode: FakeNode
-) -> None:
+async def test_a_new_engine_with_the_same_name_replaces_the_old_one(decode: FakeNode) -> None:
     decode.script.run = "silent"
     successor = FakeNode("decode-0", "decode", epoch="epoch-2")
-    async with successor, running(decode) as client:
+    async with successor, pools.running(decode) as client:
         body = {"prompt": "x", "max_tokens": 1}
         waiting = asyncio.create_task(client.post("/v1/completions", body))
         await until(lambda: decode.got_of(RunJob))
@@ -76,11 +73,9 @@ async def test_a_new_engine_with_the_same_name_replaces_the_old_one(
         assert await client.epoch("decode-0") == "epoch-2"
 
 
-async def test_aborts_for_a_dead_engine_are_not_sent_to_its_successor(
-    running: pools.Running, decode: FakeNode
-) -> None:
+async def test_aborts_for_a_dead_engine_are_not_sent_to_its_successor(decode: FakeNode) -> None:
     decode.script.run = "silent"
-    async with running(decode) as client:
+    async with pools.running(decode) as client:
         waiting = asyncio.create_task(client.post("/v1/completions", {"prompt": "x"}))
         await until(lambda: decode.got_of(RunJob))
         decode.script.run = "answer"
@@ -90,10 +85,10 @@ async def test_aborts_for_a_dead_engine_are_not_sent_to_its_successor(
 
 
 async def test_a_node_that_sends_frames_keeps_its_link_without_answering_pings(
-    running: pools.Running, decode: FakeNode
+    decode: FakeNode,
 ) -> None:
     decode.pongs = False
-    async with running(decode, tunables={"ping_s": 0.05}):
+    async with pools.running(decode, tunables={"ping_s": 0.05}):
         for _ in range(40):
             await decode.say_load()
             await asyncio.sleep(0.01)
@@ -129,9 +124,7 @@ async def test_pings_missed_because_the_router_was_blocked_do_not_count() -> Non
     assert not await silent_after(itertools.count(0.0, 5.0), 10 * MISSED_PINGS)
 
 
-async def test_a_peer_that_sends_no_hello_is_not_a_node(
-    running: pools.Running, decode: FakeNode
-) -> None:
+async def test_a_peer_that_sends_no_hello_is_not_a_node(decode: FakeNode) -> None:
     async def wrong(request: web.Request) -> web.WebSocketResponse:
         socket = web.WebSocketResponse()
         await socket.prepare(request)
@@ -146,7 +139,7 @@ async def test_a_peer_that_sends_no_hello_is_not_a_node(
     runner = web.AppRunner(app)
     await runner.setup()
     await web.TCPSite(runner, "127.0.0.1", 0).start()
-    async with running(decode) as client:
+    async with pools.running(decode) as client:
         client.dial(f"http://127.0.0.1:{runner.addresses[0][1]}")
         await until(lambda: len(dialled) >= 3)
         assert await client.names() == ["decode-0"]
@@ -154,10 +147,8 @@ async def test_a_peer_that_sends_no_hello_is_not_a_node(
     await runner.cleanup()
 
 
-async def test_one_node_at_two_addresses_is_listed_once(
-    running: pools.Running, decode: FakeNode
-) -> None:
-    async with running(decode) as client:
+async def test_one_node_at_two_addresses_is_listed_once(decode: FakeNode) -> None:
+    async with pools.running(decode) as client:
         second_address = decode.address.replace("127.0.0.1", "localhost")
         client.dial(second_address)
         await until(lambda: decode.links >= 3)
@@ -167,9 +158,7 @@ async def test_one_node_at_two_addresses_is_listed_once(
         assert status == 200
 
 
-async def test_a_node_is_not_ready_before_its_tokenizer_is_fetched(
-    running: pools.Running, decode: FakeNode
-) -> None:
+async def test_a_node_is_not_ready_before_its_tokenizer_is_fetched(decode: FakeNode) -> None:
     artifacts, decode.artifacts = decode.artifacts, {}
     settings = RouterSettings(port=0, nodes=(decode.address,))
     async with Router(settings) as router:
@@ -203,9 +192,9 @@ async def test_artifacts_are_fetched_once_for_nodes_that_share_them(decode: Fake
 
 
 async def test_the_model_of_a_live_node_is_kept_however_many_models_are_fetched_later(
-    running: pools.Running, decode: FakeNode
+    decode: FakeNode,
 ) -> None:
-    async with running(decode) as client, AsyncExitStack() as stack:
+    async with pools.running(decode) as client, AsyncExitStack() as stack:
         for number in range(KEPT_UNUSED + 2):
             canary = FakeNode(f"canary-{number}", "decode", fingerprint=Fingerprint("c" * 32))
             canary.serve_artifacts(byte_artifacts(VOCAB + 1 + number))
@@ -242,10 +231,8 @@ async def test_only_the_most_recently_used_unused_models_are_kept() -> None:
         await store.cancel_builds()
 
 
-async def test_a_port_in_use_is_a_start_error_that_names_it(
-    running: pools.Running, decode: FakeNode
-) -> None:
-    async with running(decode) as client:
+async def test_a_port_in_use_is_a_start_error_that_names_it(decode: FakeNode) -> None:
+    async with pools.running(decode) as client:
         settings = RouterSettings(port=client.router.port, nodes=(decode.address,))
         with pytest.raises(StartError, match=f"127.0.0.1:{client.router.port}"):
             async with Router(settings):

@@ -74,14 +74,13 @@ OUT_OF_RANGE: list[dict[str, Any]] = [
 
 @pytest.mark.parametrize("changes", OUT_OF_RANGE)
 async def test_a_load_out_of_range_is_dropped_and_counted_and_the_last_one_is_kept(
-    running: pools.Running,
     decode: FakeNode,
     other: FakeNode,
     caplog: pytest.LogCaptureFixture,
     changes: dict[str, Any],
 ) -> None:
     epoch = decode.report.epoch
-    async with running(decode, other) as client:
+    async with pools.running(decode, other) as client:
         await decode.say(Load(epoch, "ready", SPEEDS, NodeLoad(engine_steps_total=7)))
         load = msgspec.structs.replace(Load(epoch, "ready", SPEEDS, NodeLoad()), **changes)
         for _ in range(3):
@@ -118,10 +117,10 @@ async def test_a_load_out_of_range_is_dropped_and_counted_and_the_last_one_is_ke
     ],
 )
 async def test_a_node_with_an_invalid_hello_is_not_used_and_is_shown_with_the_reason(
-    running: pools.Running, decode: FakeNode, other: FakeNode, changes: dict[str, Any]
+    decode: FakeNode, other: FakeNode, changes: dict[str, Any]
 ) -> None:
     other.report = msgspec.structs.replace(other.report, **changes)
-    async with running(decode) as client:
+    async with pools.running(decode) as client:
         client.dial(other.address)
         await until_is(client.unreachable, [other.address])
         pool = (await client.get("/pool"))[1]
@@ -142,10 +141,10 @@ async def test_a_node_with_an_invalid_hello_is_not_used_and_is_shown_with_the_re
     ],
 )
 async def test_statistics_out_of_range_do_not_affect_the_request(
-    running: pools.Running, decode: FakeNode, prefill: FakeNode, stats: RequestStats
+    decode: FakeNode, prefill: FakeNode, stats: RequestStats
 ) -> None:
     decode.script.stats = prefill.script.stats = stats
-    async with running(decode, prefill, handoff="always") as client:
+    async with pools.running(decode, prefill, handoff="always") as client:
         assert pools.text_of(await pools.completing(client)) == pools.REPLY
         assert await pools.streamed(client) == pools.REPLY
         assert "NaN" not in (page := await client.text("/metrics"))
@@ -158,10 +157,10 @@ async def test_statistics_out_of_range_do_not_affect_the_request(
     "changes", [{"status": 7}, {"status": 99999}, {"retry_after": NAN}, {"retry_after": -INF}]
 )
 async def test_an_invalid_error_moves_the_request_to_another_node(
-    running: pools.Running, decode: FakeNode, other: FakeNode, changes: dict[str, Any]
+    decode: FakeNode, other: FakeNode, changes: dict[str, Any]
 ) -> None:
     decode.script.run = "silent"
-    async with running(decode) as client:
+    async with pools.running(decode) as client:
         answer = pools.completing(client)
         await until(lambda: decode.got_of(RunJob))
         await pools.join(client, other)
@@ -173,9 +172,9 @@ async def test_an_invalid_error_moves_the_request_to_another_node(
 
 
 async def test_a_node_that_sends_unreadable_tokens_is_lost_at_once(
-    half_answered: pools.RunningRequest, decode: FakeNode, other: FakeNode
+    decode: FakeNode, other: FakeNode
 ) -> None:
-    async with half_answered(decode, link_patience_s=600.0) as (client, answer):
+    async with pools.half_answered(decode, link_patience_s=600.0) as (client, answer):
         await pools.join(client, other)
         request = pools.only_job(decode).request
         decode.script.run = "silent"
@@ -185,9 +184,9 @@ async def test_a_node_that_sends_unreadable_tokens_is_lost_at_once(
 
 
 async def test_bytes_that_are_not_a_frame_end_the_link_without_failing_requests(
-    running: pools.Running, decode: FakeNode, other: FakeNode
+    decode: FakeNode, other: FakeNode
 ) -> None:
-    async with running(decode, other) as client:
+    async with pools.running(decode, other) as client:
         await decode.say_raw(b"\xc1 this is no frame")
         await until(lambda: decode.links == 2)
         await client.ready(2)
@@ -195,10 +194,8 @@ async def test_bytes_that_are_not_a_frame_end_the_link_without_failing_requests(
         assert pools.text_of(await pools.completing(client)) == pools.REPLY
 
 
-async def test_a_frame_of_an_unknown_type_is_ignored(
-    running: pools.Running, decode: FakeNode
-) -> None:
-    async with running(decode) as client:
+async def test_a_frame_of_an_unknown_type_is_ignored(decode: FakeNode) -> None:
+    async with pools.running(decode) as client:
         await decode.say_raw(msgspec.msgpack.encode((PROTOCOL_VERSION + 1, {"type": "later"})))
         await until_refused(client, "unreadable", 1)
         assert pools.text_of(await pools.completing(client)) == pools.REPLY
@@ -207,9 +204,9 @@ async def test_a_frame_of_an_unknown_type_is_ignored(
 
 @pytest.mark.parametrize("stored", [(b"",), (b"x" * 65,), (b"x" * 16, b"")])
 async def test_chunks_with_invalid_hashes_are_not_listed(
-    running: pools.Running, decode: FakeNode, stored: tuple[bytes, ...]
+    decode: FakeNode, stored: tuple[bytes, ...]
 ) -> None:
-    async with running(decode) as client:
+    async with pools.running(decode) as client:
         names = tuple(map(BlockHash, stored))
         await decode.say(CacheEvents(decode.report.epoch, stored=names, seq=1))
         await until_refused(client, "unreadable", 1)
@@ -221,12 +218,11 @@ async def test_chunks_with_invalid_hashes_are_not_listed(
 
 
 async def test_a_frame_that_is_too_large_closes_the_link_and_moves_the_requests(
-    half_answered: pools.RunningRequest,
     decode: FakeNode,
     other: FakeNode,
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    async with half_answered(decode, link_patience_s=600.0) as (client, answer):
+    async with pools.half_answered(decode, link_patience_s=600.0) as (client, answer):
         await pools.join(client, other)
         decode.script.run = "silent"
         await decode.say_raw(b"x" * MAX_FRAME_BYTES)
@@ -238,14 +234,13 @@ async def test_a_frame_that_is_too_large_closes_the_link_and_moves_the_requests(
 
 
 async def test_a_node_with_files_that_are_too_large_is_not_used_and_is_logged(
-    running: pools.Running,
     decode: FakeNode,
     other: FakeNode,
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     files = {name: b" " * (600 << 10) + name.encode() for name in ("a.jinja", "b.jinja")}
     other.serve_artifacts(files)
-    async with running(decode, tunables={"max_artifact_bytes": 1 << 20}) as client:
+    async with pools.running(decode, tunables={"max_artifact_bytes": 1 << 20}) as client:
         client.dial(other.address)
         await until_refused(client, "artifact", 1)
         assert "exceed 1048576 bytes" in caplog.text
@@ -255,7 +250,7 @@ async def test_a_node_with_files_that_are_too_large_is_not_used_and_is_logged(
 
 
 async def test_artifact_downloads_follow_no_redirects_and_accept_no_compression(
-    running: pools.Running, decode: FakeNode, monkeypatch: pytest.MonkeyPatch
+    decode: FakeNode, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A redirect would leak the link token, and a compressed file may expand to any size."""
     headers: list[dict[str, str]] = []
@@ -269,7 +264,7 @@ async def test_artifact_downloads_follow_no_redirects_and_accept_no_compression(
     runner = web.AppRunner(application)
     await runner.setup()
     await web.TCPSite(runner, "127.0.0.1", 0).start()
-    async with running(decode) as client:
+    async with pools.running(decode) as client:
         store = client.router._models
         address = f"http://127.0.0.1:{runner.addresses[0][1]}"
         report = msgspec.structs.replace(

@@ -35,11 +35,9 @@ async def complete(client: pools.Client, **more: Any) -> tuple[int, Any, str]:
     return status, answer, headers["x-baton-request-id"]
 
 
-async def test_the_explanation_of_a_whole_request_is_complete(
-    running: pools.Running, decode: FakeNode
-) -> None:
+async def test_the_explanation_of_a_whole_request_is_complete(decode: FakeNode) -> None:
     decode.script.stats = STATS
-    async with running(decode) as client:
+    async with pools.running(decode) as client:
         _, body, request_id = await complete(client)
         explanation = await pools.explanation_of(client, request_id)
     assert (explanation["id"], explanation["endpoint"], explanation["model"]) == (
@@ -83,12 +81,12 @@ async def test_the_explanation_of_a_whole_request_is_complete(
 
 
 async def test_the_explanation_of_a_split_request_has_both_nodes(
-    running: pools.Running, decode: FakeNode, prefill: FakeNode
+    decode: FakeNode, prefill: FakeNode
 ) -> None:
     prefill.script.stats = RequestStats(
         prompt_tokens=9, fetched_tokens=8, fetch_predicted_ms=1.0, compute_predicted_ms=2.0
     )
-    async with running(decode, prefill, handoff="always") as client:
+    async with pools.running(decode, prefill, handoff="always") as client:
         _, _, request_id = await complete(client)
         explanation = await pools.explanation_of(client, request_id)
         assert await client.figure('baton_router_prediction_error_seconds_count{way="split"}') == 1
@@ -99,10 +97,8 @@ async def test_the_explanation_of_a_split_request_has_both_nodes(
     assert attempt["first_token_ms"] < attempt["decoding_ms"]
 
 
-async def test_prediction_errors_are_counted_per_way(
-    running: pools.Running, decode: FakeNode
-) -> None:
-    async with running(decode) as client:
+async def test_prediction_errors_are_counted_per_way(decode: FakeNode) -> None:
+    async with pools.running(decode) as client:
         await complete(client, prompt=["one prompt", "another"])
         name = "baton_router_prediction_error_seconds"
         assert await client.figure(f'{name}_count{{way="whole"}}') == 2
@@ -110,10 +106,10 @@ async def test_prediction_errors_are_counted_per_way(
 
 
 async def test_a_failed_prefill_job_is_explained_and_counts_no_prediction_error(
-    running: pools.Running, decode: FakeNode, prefill: FakeNode
+    decode: FakeNode, prefill: FakeNode
 ) -> None:
     prefill.script.prefill = "fail"
-    async with running(decode, prefill, handoff="always") as client:
+    async with pools.running(decode, prefill, handoff="always") as client:
         _, _, request_id = await complete(client)
         explanation = await pools.explanation_of(client, request_id)
         page = await (await client.session.get(client.url + "/metrics")).text()
@@ -124,9 +120,9 @@ async def test_a_failed_prefill_job_is_explained_and_counts_no_prediction_error(
 
 
 async def test_the_explanation_has_the_lost_node_and_the_wait_for_another(
-    half_answered: pools.RunningRequest, decode: FakeNode, other: FakeNode
+    decode: FakeNode, other: FakeNode
 ) -> None:
-    async with half_answered(decode) as (client, answer):
+    async with pools.half_answered(decode) as (client, answer):
         await decode.stop()
         await client.ready(0)
         await pools.join(client, other)
@@ -141,10 +137,8 @@ async def test_the_explanation_has_the_lost_node_and_the_wait_for_another(
     assert second["at_ms"] >= first["ended"]["at_ms"] > first["at_ms"]
 
 
-async def test_a_running_request_has_an_explanation_up_to_now(
-    half_answered: pools.RunningRequest, decode: FakeNode
-) -> None:
-    async with half_answered(decode) as (client, answer):
+async def test_a_running_request_has_an_explanation_up_to_now(decode: FakeNode) -> None:
+    async with pools.half_answered(decode) as (client, answer):
         (request,) = client.router.dispatcher.in_flight.values()
         explanation = await pools.explanation_of(client, request.id)
         assert (explanation["state"], explanation["status"]) == ("running", None)
@@ -163,10 +157,8 @@ async def test_a_running_request_has_an_explanation_up_to_now(
     assert explanation["requests"][0]["state"] == "failed"
 
 
-async def test_a_waiting_request_s_explanation_has_the_reason(
-    running: pools.Running, decode: FakeNode
-) -> None:
-    async with running(decode) as client:
+async def test_a_waiting_request_s_explanation_has_the_reason(decode: FakeNode) -> None:
+    async with pools.running(decode) as client:
         await decode.stop()
         await client.ready(0)
         answer = pools.completing(client)
@@ -181,10 +173,8 @@ async def test_a_waiting_request_s_explanation_has_the_reason(
         assert pools.text_of(await answer) == pools.REPLY
 
 
-async def test_prompts_of_one_call_are_explained_together_or_one_by_one(
-    running: pools.Running, decode: FakeNode
-) -> None:
-    async with running(decode) as client:
+async def test_prompts_of_one_call_are_explained_together_or_one_by_one(decode: FakeNode) -> None:
+    async with pools.running(decode) as client:
         _, body, request_id = await complete(client, prompt=["ab", "cde"])
         for name in (request_id, body["id"]):
             explanation = await pools.explanation_of(client, name)
@@ -195,10 +185,8 @@ async def test_prompts_of_one_call_are_explained_together_or_one_by_one(
         assert status == 404
 
 
-async def test_a_refused_call_s_explanation_has_the_error_code(
-    running: pools.Running, decode: FakeNode
-) -> None:
-    async with running(decode) as client:
+async def test_a_refused_call_s_explanation_has_the_error_code(decode: FakeNode) -> None:
+    async with pools.running(decode) as client:
         _, _, request_id = await complete(client, top_p=7)
         explanation = await pools.explanation_of(client, request_id)
     assert (explanation["status"], explanation["error"], explanation["requests"]) == (
@@ -209,9 +197,9 @@ async def test_a_refused_call_s_explanation_has_the_error_code(
 
 
 async def test_an_unknown_id_is_a_404_that_states_how_many_requests_are_kept(
-    running: pools.Running, decode: FakeNode
+    decode: FakeNode,
 ) -> None:
-    async with running(decode, explain_requests=3) as client:
+    async with pools.running(decode, explain_requests=3) as client:
         status, body, _ = await client.get("/requests/" + "x" * 500)
     assert (status, body["error"]["code"]) == (404, "request_not_found")
     assert "the last 3 that ended" in body["error"]["message"]
@@ -219,9 +207,9 @@ async def test_an_unknown_id_is_a_404_that_states_how_many_requests_are_kept(
 
 
 async def test_explanations_contain_nothing_from_the_client(
-    running: pools.Running, decode: FakeNode, prefill: FakeNode
+    decode: FakeNode, prefill: FakeNode
 ) -> None:
-    async with running(decode, prefill, handoff="always") as client:
+    async with pools.running(decode, prefill, handoff="always") as client:
         fields = {"prompt": SECRET, "stop": ["another secret"], "user": SECRET}
         _, _, good = await complete(client, **fields)
         _, _, bad = await complete(client, prompt=SECRET, model=SECRET)
@@ -232,20 +220,18 @@ async def test_explanations_contain_nothing_from_the_client(
 
 
 async def test_a_request_id_starts_with_the_last_characters_of_its_router_s_name(
-    running: pools.Running, decode: FakeNode
+    decode: FakeNode,
 ) -> None:
-    async with running(decode) as client:
+    async with pools.running(decode) as client:
         _, pool, _ = await client.get("/pool")
         ids = [(await complete(client))[2] for _ in range(2)]
     assert ids[0] != ids[1]
     assert [request_id[:8] for request_id in ids] == [pool["router"][-8:]] * 2
 
 
-async def test_a_tenant_may_read_only_its_own_requests(
-    running: pools.Running, decode: FakeNode, tmp_path: Path
-) -> None:
+async def test_a_tenant_may_read_only_its_own_requests(decode: FakeNode, tmp_path: Path) -> None:
     (tmp_path / "keys").write_text("acme key-of-acme\nglobex key-of-globex\n")
-    async with running(decode, api_keys=str(tmp_path / "keys")) as client:
+    async with pools.running(decode, api_keys=str(tmp_path / "keys")) as client:
         acme = {"Authorization": "Bearer key-of-acme"}
         globex = {"Authorization": "Bearer key-of-globex"}
         _, _, response_headers = await client.post("/v1/completions", {"prompt": "x"}, acme)
@@ -308,9 +294,9 @@ def test_nothing_is_kept_with_limit_0_or_without_a_tenant() -> None:
     assert len(history) == 0
 
 
-async def test_the_explanation_shows_a_disconnect(running: pools.Running, decode: FakeNode) -> None:
+async def test_the_explanation_shows_a_disconnect(decode: FakeNode) -> None:
     decode.script.run = "silent"
-    async with running(decode) as client:
+    async with pools.running(decode) as client:
         body = {"prompt": "x", "stream": True}
         answer = asyncio.create_task(client.session.post(client.url + "/v1/completions", json=body))
         await until(lambda: decode.got_of(RunJob))
@@ -322,7 +308,6 @@ async def test_the_explanation_shows_a_disconnect(running: pools.Running, decode
 
 
 async def test_a_bug_in_the_explanations_does_not_fail_the_answer(
-    running: pools.Running,
     decode: FakeNode,
     monkeypatch: pytest.MonkeyPatch,
     caplog: pytest.LogCaptureFixture,
@@ -330,7 +315,7 @@ async def test_a_bug_in_the_explanations_does_not_fail_the_answer(
     def broken(*_: object) -> None:
         raise TypeError("our bug")
 
-    async with running(decode) as client:
+    async with pools.running(decode) as client:
         monkeypatch.setattr(client.router.api.generation.observers.explanations, "end_call", broken)
         status, body, request_id = await complete(client)
     assert (status, body["choices"][0]["text"]) == (200, pools.REPLY)

@@ -43,9 +43,9 @@ def lines(caplog: pytest.LogCaptureFixture) -> Lines:
 
 
 async def test_an_answered_request_has_one_log_line_with_its_figures_and_no_content(
-    running: pools.Running, decode: FakeNode, lines: Lines, caplog: pytest.LogCaptureFixture
+    decode: FakeNode, lines: Lines, caplog: pytest.LogCaptureFixture
 ) -> None:
-    async with running(decode) as client:
+    async with pools.running(decode) as client:
         _, body, headers = await client.post("/v1/chat/completions", CHAT)
         await client.get("/health")
     [line] = lines()
@@ -73,10 +73,10 @@ KV = RequestStats(
 
 
 async def test_a_log_line_has_matched_fetched_and_declined_tokens(
-    running: pools.Running, decode: FakeNode, lines: Lines
+    decode: FakeNode, lines: Lines
 ) -> None:
     decode.script.stats = KV
-    async with running(decode) as client:
+    async with pools.running(decode) as client:
         await client.post("/v1/completions", {"prompt": ["a", "b"], "max_tokens": 2})
         body = {"prompt": "a", "stream": True}
         async with client.session.post(client.url + "/v1/completions", json=body) as response:
@@ -99,30 +99,26 @@ async def test_a_log_line_has_matched_fetched_and_declined_tokens(
 
 
 async def test_a_hand_off_s_kv_figures_come_from_the_prefill_node(
-    running: pools.Running, decode: FakeNode, prefill: FakeNode, lines: Lines
+    decode: FakeNode, prefill: FakeNode, lines: Lines
 ) -> None:
     prefill.script.stats = KV
-    async with running(decode, prefill, handoff="always") as client:
+    async with pools.running(decode, prefill, handoff="always") as client:
         await client.post("/v1/completions", {"prompt": "a", "max_tokens": 3})
         page = await (await client.session.get(client.url + "/metrics")).text()
     assert (lines()[0]["matched_tokens"], lines()[0]["declined_tokens"]) == (48, 24)
     assert "baton_router_matched_tokens_total 48.0\n" in page
 
 
-async def test_without_stored_chunks_there_is_no_fetch_prediction(
-    running: pools.Running, decode: FakeNode
-) -> None:
-    async with running(decode) as client:
+async def test_without_stored_chunks_there_is_no_fetch_prediction(decode: FakeNode) -> None:
+    async with pools.running(decode) as client:
         await client.post("/v1/completions", {"prompt": "a", "max_tokens": 3})
         page = await (await client.session.get(client.url + "/metrics")).text()
     assert "baton_router_fetch_predicted_seconds_count 0.0\n" in page
     assert "baton_router_fetch_seconds_count 0.0\n" in page
 
 
-async def test_a_refused_request_has_a_log_line(
-    running: pools.Running, decode: FakeNode, lines: Lines
-) -> None:
-    async with running(decode) as client:
+async def test_a_refused_request_has_a_log_line(decode: FakeNode, lines: Lines) -> None:
+    async with pools.running(decode) as client:
         await client.post("/v1/completions", {"prompt": SECRET, "top_p": 2})
     [line] = lines()
     assert (line["endpoint"], line["status"]) == ("completions", 400)
@@ -130,20 +126,18 @@ async def test_a_refused_request_has_a_log_line(
 
 
 async def test_a_failed_stream_is_logged_with_the_failure_s_status(
-    running: pools.Running, decode: FakeNode, lines: Lines
+    decode: FakeNode, lines: Lines
 ) -> None:
     decode.script.run = "fail"
-    async with running(decode) as client:
+    async with pools.running(decode) as client:
         await client.post("/v1/completions", {"prompt": SECRET, "stream": True})
     [line] = lines()
     assert (line["status"], line["error"], line["attempts"]) == (500, "engine_error", 1)
 
 
-async def test_a_disconnect_is_logged_as_499(
-    running: pools.Running, decode: FakeNode, lines: Lines
-) -> None:
+async def test_a_disconnect_is_logged_as_499(decode: FakeNode, lines: Lines) -> None:
     decode.script.run = "half"
-    async with running(decode) as client:
+    async with pools.running(decode) as client:
         body = {"prompt": "x", "stream": True}
         async with client.session.post(client.url + "/v1/completions", json=body) as response:
             await response.content.readline()
@@ -154,9 +148,9 @@ async def test_a_disconnect_is_logged_as_499(
 
 
 async def test_a_request_that_moved_to_another_node_is_recorded_once(
-    running: pools.Running, decode: FakeNode, lines: Lines
+    decode: FakeNode, lines: Lines
 ) -> None:
-    async with FakeNode("decode-1", "decode") as other, running(decode, other) as client:
+    async with FakeNode("decode-1", "decode") as other, pools.running(decode, other) as client:
         decode.script.run = other.script.run = "half"
         answer = asyncio.create_task(client.post("/v1/completions", {"prompt": "x"}))
         in_flight = client.router.dispatcher.in_flight

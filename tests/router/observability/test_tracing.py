@@ -77,10 +77,8 @@ async def test_an_unsampled_traceparent_creates_no_spans(decode: FakeNode) -> No
     assert [job.request.traceparent for job in decode.got_of(RunJob)] == [""]
 
 
-async def test_a_router_without_a_span_sink_sends_no_trace_context(
-    running: pools.Running, decode: FakeNode
-) -> None:
-    async with running(decode) as client:
+async def test_a_router_without_a_span_sink_sends_no_trace_context(decode: FakeNode) -> None:
+    async with pools.running(decode) as client:
         headers = {"traceparent": f"00-{TRACE}-{PARENT}-01"}
         await client.post("/v1/completions", BODY, headers)
     assert [job.request.traceparent for job in decode.got_of(RunJob)] == [""]

@@ -32,8 +32,8 @@ TOKEN = "t0ken-of-the-pool"
 # --- the routes -----------------------------------------------------------------------------------
 
 
-async def test_drain_and_resume_are_idempotent(running: pools.Running, decode: FakeNode) -> None:
-    async with running(decode) as client:
+async def test_drain_and_resume_are_idempotent(decode: FakeNode) -> None:
+    async with pools.running(decode) as client:
         for _ in range(2):
             status, reply, _ = await client.post(DRAIN, {"deadline_s": 60, "reason": "scale-down"})
             assert (status, reply) == (
@@ -50,18 +50,16 @@ async def test_drain_and_resume_are_idempotent(running: pools.Running, decode: F
         assert pools.text_of(await pools.completing(client)) == pools.REPLY
 
 
-async def test_a_drain_without_a_body_uses_the_node_s_own_deadline(
-    running: pools.Running, decode: FakeNode
-) -> None:
-    async with running(decode) as client:
+async def test_a_drain_without_a_body_uses_the_node_s_own_deadline(decode: FakeNode) -> None:
+    async with pools.running(decode) as client:
         assert (await client.post(DRAIN, b""))[0] == 200
         assert decode.got == [DrainNode(None, "")]
 
 
 async def test_pool_shows_the_replacing_revision_until_the_node_resumes(
-    running: pools.Running, decode: FakeNode, other: FakeNode
+    decode: FakeNode, other: FakeNode
 ) -> None:
-    async with running(decode, other) as client:
+    async with pools.running(decode, other) as client:
         assert (await client.post(DRAIN, {"replaced_by": "web-7f9-c4d"}))[0] == 200
         node, _ = (await client.get("/pool"))[1]["nodes"]
         assert (node["state"], node["replaced_by"]) == ("draining", "web-7f9-c4d")
@@ -72,14 +70,13 @@ async def test_pool_shows_the_replacing_revision_until_the_node_resumes(
 
 
 async def test_the_last_node_of_its_role_is_drained_once_its_replacement_can_serve(
-    running: pools.Running,
     decode: FakeNode,
     other: FakeNode,
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     caplog.set_level("INFO", "baton_router.http.drain")
     drain = {"replaced_by": "r2"}
-    async with running(decode) as client:
+    async with pools.running(decode) as client:
         answer = asyncio.create_task(client.post(DRAIN, drain))
         await until(lambda: "telling decode-0" in caplog.text)
         assert (decode.got, pools.is_ready(client, decode)) == ([], True)
@@ -90,9 +87,9 @@ async def test_the_last_node_of_its_role_is_drained_once_its_replacement_can_ser
 
 
 async def test_the_last_node_of_its_role_is_not_drained_without_a_replacement_in_time(
-    running: pools.Running, decode: FakeNode, other: FakeNode
+    decode: FakeNode, other: FakeNode
 ) -> None:
-    async with running(decode, other, tunables={"drain_answer_s": 0.05}) as client:
+    async with pools.running(decode, other, tunables={"drain_answer_s": 0.05}) as client:
         await decode.say_load("draining")
         await client.ready(1)
         status, reply, _ = await client.post("/nodes/decode-1/drain", {"replaced_by": "r2"})
@@ -106,10 +103,10 @@ async def test_the_last_node_of_its_role_is_not_drained_without_a_replacement_in
 
 
 async def test_nodes_replaced_at_the_same_time_do_not_count_as_each_other_s_replacement(
-    running: pools.Running, decode: FakeNode, other: FakeNode, caplog: pytest.LogCaptureFixture
+    decode: FakeNode, other: FakeNode, caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level("INFO", "baton_router.http.drain")
-    async with FakeNode("decode-n", "decode") as new, running(decode, other) as client:
+    async with FakeNode("decode-n", "decode") as new, pools.running(decode, other) as client:
         both = [
             asyncio.create_task(client.post(f"/nodes/{name}/drain", {"replaced_by": "r2"}))
             for name in ("decode-0", "decode-1")
@@ -138,28 +135,24 @@ async def test_nodes_replaced_at_the_same_time_do_not_count_as_each_other_s_repl
     ],
 )
 async def test_an_invalid_drain_field_is_a_400_that_names_it(
-    running: pools.Running, decode: FakeNode, body: Any, param: str | None
+    decode: FakeNode, body: Any, param: str | None
 ) -> None:
-    async with running(decode) as client:
+    async with pools.running(decode) as client:
         status, reply, _ = await client.post(DRAIN, body)
         assert (status, reply["error"]["param"]) == (400, param)
         assert decode.got == []
 
 
-async def test_an_unknown_node_is_a_404_that_lists_the_known_nodes(
-    running: pools.Running, decode: FakeNode
-) -> None:
-    async with running(decode) as client:
+async def test_an_unknown_node_is_a_404_that_lists_the_known_nodes(decode: FakeNode) -> None:
+    async with pools.running(decode) as client:
         for action in ("drain", "resume"):
             status, reply, _ = await client.post(f"/nodes/decode-7/{action}", b"")
             assert (status, reply["error"]["code"]) == (404, "not_found")
             assert "decode-0" in reply["error"]["message"]
 
 
-async def test_a_node_that_does_not_obey_in_time_is_a_503_with_its_state(
-    running: pools.Running, decode: FakeNode
-) -> None:
-    async with running(decode, tunables={"drain_answer_s": 0.05}) as client:
+async def test_a_node_that_does_not_obey_in_time_is_a_503_with_its_state(decode: FakeNode) -> None:
+    async with pools.running(decode, tunables={"drain_answer_s": 0.05}) as client:
         decode.obeys = False
         status, reply, _ = await client.post(DRAIN, b"")
         assert (status, reply["error"]["message"]) == (503, "decode-0 is not draining but ready")
@@ -177,10 +170,8 @@ async def test_a_node_that_does_not_obey_in_time_is_a_503_with_its_state(
         assert (status, message) == (503, "decode-0 is not draining but lost (roll-out)")
 
 
-async def test_a_node_with_an_older_protocol_gets_no_drain_or_resume_frames(
-    running: pools.Running,
-) -> None:
-    async with FakeNode("decode-0", "decode", protocol=1) as older, running(older) as client:
+async def test_a_node_with_an_older_protocol_gets_no_drain_or_resume_frames() -> None:
+    async with FakeNode("decode-0", "decode", protocol=1) as older, pools.running(older) as client:
         for path in (DRAIN, RESUME):
             status, reply, _ = await client.post(path, b"")
             assert status == 400
@@ -191,11 +182,9 @@ async def test_a_node_with_an_older_protocol_gets_no_drain_or_resume_frames(
 # --- authorization --------------------------------------------------------------------------------
 
 
-async def test_a_pool_with_a_link_token_requires_it_for_a_drain(
-    running: pools.Running, decode: FakeNode
-) -> None:
+async def test_a_pool_with_a_link_token_requires_it_for_a_drain(decode: FakeNode) -> None:
     decode.token = TOKEN
-    async with running(decode, link_token=TOKEN) as client:
+    async with pools.running(decode, link_token=TOKEN) as client:
         for wrong in ({}, {"Authorization": "Bearer another"}, {"Authorization": TOKEN}):
             status, reply, headers = await client.post(DRAIN, b"", wrong)
             assert (status, reply["error"]["code"]) == (401, "invalid_link_token")
@@ -218,7 +207,6 @@ async def test_a_pool_with_a_link_token_requires_it_for_a_drain(
 )
 @pytest.mark.parametrize("token", ["", TOKEN])
 async def test_a_router_with_api_keys_requires_an_admin_key_or_the_link_token(
-    running: pools.Running,
     decode: FakeNode,
     tmp_path: Path,
     token: str,
@@ -230,7 +218,7 @@ async def test_a_router_with_api_keys_requires_an_admin_key_or_the_link_token(
     if authorization.endswith(TOKEN) and not token:
         answer = (401, "invalid_api_key")
     decode.token = token
-    async with running(decode, api_keys=str(keys), link_token=token) as client:
+    async with pools.running(decode, api_keys=str(keys), link_token=token) as client:
         for path in (DRAIN, RESUME):
             headers = {"Authorization": authorization} if authorization else {}
             status, reply, _ = await client.post(path, b"", headers)
@@ -265,9 +253,9 @@ def test_without_keys_and_token_only_clients_on_the_same_machine_may_drain(
 
 @pytest.mark.parametrize("host", ["localhost", "127.0.0.1", "0.0.0.0"])
 async def test_without_a_token_the_client_s_address_decides_not_the_listening_address(
-    running: pools.Running, decode: FakeNode, host: str
+    decode: FakeNode, host: str
 ) -> None:
-    async with running(decode, host=host) as client:
+    async with pools.running(decode, host=host) as client:
         assert (await client.post(DRAIN, b""))[0] == 200
 
 
@@ -275,10 +263,10 @@ async def test_without_a_token_the_client_s_address_decides_not_the_listening_ad
 
 
 async def test_a_draining_node_keeps_its_requests_until_the_deadline_and_gets_no_new_ones(
-    running: pools.Running, decode: FakeNode, other: FakeNode
+    decode: FakeNode, other: FakeNode
 ) -> None:
     decode.script.token_s = 0.03
-    async with running(decode) as client:
+    async with pools.running(decode) as client:
         answer = pools.completing(client)
         await until(lambda: decode.got_of(RunJob))
         await pools.join(client, other)
@@ -289,10 +277,10 @@ async def test_a_draining_node_keeps_its_requests_until_the_deadline_and_gets_no
 
 
 async def test_past_the_drain_deadline_a_stream_moves_to_another_node_without_a_strike(
-    running: pools.Running, decode: FakeNode, other: FakeNode
+    decode: FakeNode, other: FakeNode
 ) -> None:
     decode.script.run = "half"
-    async with running(decode) as client:
+    async with pools.running(decode) as client:
         answer = asyncio.create_task(pools.streamed(client))
         await pools.half_sent(client)
         await pools.join(client, other)
@@ -309,9 +297,9 @@ async def test_past_the_drain_deadline_a_stream_moves_to_another_node_without_a_
 
 
 async def test_a_request_stays_on_its_draining_node_until_another_node_can_take_it(
-    half_answered: pools.RunningRequest, decode: FakeNode, other: FakeNode
+    decode: FakeNode, other: FakeNode
 ) -> None:
-    async with half_answered(decode) as (client, answer):
+    async with pools.half_answered(decode) as (client, answer):
         for _ in range(3):
             await decode.say_load("draining", leaving=True)
         await client.ready(0)
@@ -324,11 +312,11 @@ async def test_a_request_stays_on_its_draining_node_until_another_node_can_take_
 
 
 async def test_a_request_handed_back_at_shutdown_is_placed_again_without_strike_or_refusal(
-    running: pools.Running, decode: FakeNode, other: FakeNode
+    decode: FakeNode, other: FakeNode
 ) -> None:
     decode.script.run = "fail"
     decode.script.failure = ErrorRecord("it has ended", DRAINED, status=503, retryable=True)
-    async with running(decode) as client:
+    async with pools.running(decode) as client:
         answer = pools.completing(client)
         await until(lambda: decode.got_of(RunJob))
         await decode.say_load("draining", leaving=True)
@@ -341,10 +329,8 @@ async def test_a_request_handed_back_at_shutdown_is_placed_again_without_strike_
         assert decode.got_of(Abort) == []
 
 
-async def test_a_drained_failure_of_another_attempt_is_ignored(
-    half_answered: pools.RunningRequest, decode: FakeNode
-) -> None:
-    async with half_answered(decode) as (client, answer):
+async def test_a_drained_failure_of_another_attempt_is_ignored(decode: FakeNode) -> None:
+    async with pools.half_answered(decode) as (client, answer):
         [record] = pools.records(client)
         error = ErrorRecord("it has ended", DRAINED, status=503, retryable=True)
         await decode.say(JobFailed(record.request.id, 7, error))

@@ -37,12 +37,12 @@ async def exactness_of(client: pools.Client, headers: dict[str, str]) -> tuple[E
     ],
 )
 async def test_an_answer_or_stream_is_as_exact_as_all_nodes_of_its_placement(
-    running: pools.Running, handoff: str, decode: Exact, prefill: Exact, stated: Exact
+    handoff: str, decode: Exact, prefill: Exact, stated: Exact
 ) -> None:
     async with (
         FakeNode("decode-0", "decode", exact=decode) as first,
         FakeNode("prefill-0", "prefill", exact=prefill) as second,
-        running(first, second, handoff=handoff) as client,
+        pools.running(first, second, handoff=handoff) as client,
     ):
         answer = await client.post("/v1/completions", pools.ask())
         assert (pools.text_of(answer), answer[2][HEADER]) == (pools.REPLY, stated)
@@ -63,14 +63,14 @@ async def test_an_answer_or_stream_is_as_exact_as_all_nodes_of_its_placement(
     ],
 )
 async def test_after_a_failover_an_answer_is_as_exact_as_the_nodes_of_all_attempts(
-    running: pools.Running, first: Exact, second: Exact, stated: Exact
+    first: Exact, second: Exact, stated: Exact
 ) -> None:
     async with (
         FakeNode("decode-0", "decode", exact=first) as lost,
         FakeNode("decode-1", "decode", exact=second) as other,
     ):
         lost.script.run = "half"
-        async with running(lost) as client:
+        async with pools.running(lost) as client:
             answer = pools.completing(client)
             await pools.half_sent(client)
             await pools.join(client, other)
@@ -81,13 +81,11 @@ async def test_after_a_failover_an_answer_is_as_exact_as_the_nodes_of_all_attemp
 
 
 @pytest.mark.integration
-async def test_an_answer_with_several_prompts_is_as_exact_as_the_nodes_of_all_prompts(
-    running: pools.Running,
-) -> None:
+async def test_an_answer_with_several_prompts_is_as_exact_as_the_nodes_of_all_prompts() -> None:
     async with (
         FakeNode("decode-0", "decode", exact="bitwise") as first,
         FakeNode("decode-1", "decode", exact="numeric") as second,
-        running(first, second, placement="round-robin") as client,
+        pools.running(first, second, placement="round-robin") as client,
     ):
         _, _, headers = await client.post("/v1/completions", pools.ask(prompt=["a", "b"]))
         assert headers[HEADER] == "numeric"
@@ -95,9 +93,9 @@ async def test_an_answer_with_several_prompts_is_as_exact_as_the_nodes_of_all_pr
 
 @pytest.mark.integration
 async def test_an_answer_whose_request_has_no_node_does_not_say_how_exact_it_is(
-    running: pools.Running, decode: FakeNode
+    decode: FakeNode,
 ) -> None:
-    async with running(decode, missing_role="fail") as client:
+    async with pools.running(decode, missing_role="fail") as client:
         await decode.say_load("draining")
         await client.ready(0)
         status, _, headers = await client.post("/v1/completions", pools.ask())

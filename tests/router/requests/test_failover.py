@@ -18,10 +18,10 @@ pytestmark = pytest.mark.integration
 
 
 async def test_a_stream_continues_on_another_node_when_its_node_dies(
-    running: pools.Running, decode: FakeNode, other: FakeNode
+    decode: FakeNode, other: FakeNode
 ) -> None:
     decode.script.run = "half"
-    async with running(
+    async with pools.running(
         decode, link_patience_s=600.0
     ) as client:  # refused connections do not wait for it
         answer = asyncio.create_task(pools.streamed(client))
@@ -45,11 +45,9 @@ async def test_a_stream_continues_on_another_node_when_its_node_dies(
         assert await client.figure("baton_asyncio_tasks") > 0
 
 
-async def test_finished_choices_are_not_run_again(
-    running: pools.Running, decode: FakeNode, other: FakeNode
-) -> None:
+async def test_finished_choices_are_not_run_again(decode: FakeNode, other: FakeNode) -> None:
     decode.script.run = "half"
-    async with running(decode) as client:
+    async with pools.running(decode) as client:
         answer = pools.completing(client, n=2)
         await pools.half_sent(client)
         (record,) = pools.records(client)
@@ -65,9 +63,9 @@ async def test_finished_choices_are_not_run_again(
 
 
 async def test_a_resumed_request_is_not_split_again(
-    half_answered: pools.RunningRequest, decode: FakeNode, prefill: FakeNode, other: FakeNode
+    decode: FakeNode, prefill: FakeNode, other: FakeNode
 ) -> None:
-    async with half_answered(decode, prefill, handoff="always") as (client, answer):
+    async with pools.half_answered(decode, prefill, handoff="always") as (client, answer):
         await pools.join(client, other)
         await decode.stop()
         done = await answer
@@ -78,10 +76,8 @@ async def test_a_resumed_request_is_not_split_again(
         assert await client.figure("baton_router_handoff_seconds_count") == 1
 
 
-async def test_a_request_waits_while_no_node_is_left(
-    half_answered: pools.RunningRequest, decode: FakeNode
-) -> None:
-    async with half_answered(decode) as (client, answer):
+async def test_a_request_waits_while_no_node_is_left(decode: FakeNode) -> None:
+    async with pools.half_answered(decode) as (client, answer):
         await decode.stop()
         await until(lambda: pools.records(client)[0].phase == "waiting")
         decode.script.run = "answer"
@@ -89,10 +85,8 @@ async def test_a_request_waits_while_no_node_is_left(
         assert pools.text_of(await answer) == pools.REPLY
 
 
-async def test_a_disconnect_while_the_request_waits_frees_everything(
-    half_answered: pools.RunningRequest, decode: FakeNode
-) -> None:
-    async with half_answered(decode) as (client, answer):
+async def test_a_disconnect_while_the_request_waits_frees_everything(decode: FakeNode) -> None:
+    async with pools.half_answered(decode) as (client, answer):
         await decode.stop()
         await until(lambda: pools.records(client)[0].phase == "waiting")
         (request,) = client.router.dispatcher.in_flight.values()
@@ -103,11 +97,9 @@ async def test_a_disconnect_while_the_request_waits_frees_everything(
         assert await client.booked() == 0
 
 
-async def test_a_request_that_waits_past_its_deadline_ends_with_a_504(
-    running: pools.Running, decode: FakeNode
-) -> None:
+async def test_a_request_that_waits_past_its_deadline_ends_with_a_504(decode: FakeNode) -> None:
     decode.script.run = "silent"
-    async with running(decode, request_timeout_s=1.0) as client:
+    async with pools.running(decode, request_timeout_s=1.0) as client:
         answer = pools.completing(client)
         await until(lambda: decode.got_of(RunJob))
         await decode.stop()
@@ -116,14 +108,13 @@ async def test_a_request_that_waits_past_its_deadline_ends_with_a_504(
 
 
 async def test_the_time_left_in_each_job_does_not_depend_on_the_wall_clock(
-    half_answered: pools.RunningRequest,
     decode: FakeNode,
     other: FakeNode,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     real = time.time
     monkeypatch.setattr(time, "time", lambda: real() + 3600.0)
-    async with half_answered(decode, request_timeout_s=60.0) as (client, answer):
+    async with pools.half_answered(decode, request_timeout_s=60.0) as (client, answer):
         monkeypatch.setattr(time, "time", lambda: real() - 3600.0)
         await pools.join(client, other)
         await decode.stop()
@@ -142,9 +133,9 @@ async def test_the_time_left_in_each_job_does_not_depend_on_the_wall_clock(
 
 
 async def test_a_hand_off_continues_when_its_links_come_back(
-    handing_off: pools.RunningRequest, decode: FakeNode, prefill: FakeNode
+    decode: FakeNode, prefill: FakeNode
 ) -> None:
-    async with handing_off(decode, prefill, link_patience_s=20.0) as (_, answer):
+    async with pools.handing_off(decode, prefill, link_patience_s=20.0) as (_, answer):
         decode.cut_links()
         await until(lambda: len(decode.got_of(RunJob)) == 2)
         prefill.script.prefill = "answer"
@@ -155,9 +146,9 @@ async def test_a_hand_off_continues_when_its_links_come_back(
 
 
 async def test_a_frozen_node_is_lost_and_gets_the_abort_first_when_it_wakes(
-    half_answered: pools.RunningRequest, decode: FakeNode, other: FakeNode
+    decode: FakeNode, other: FakeNode
 ) -> None:
-    async with half_answered(decode, tunables={"ping_s": 0.2}) as (client, answer):
+    async with pools.half_answered(decode, tunables={"ping_s": 0.2}) as (client, answer):
         await pools.join(client, other)
         before = len(decode.got)
         decode.freeze()
@@ -170,9 +161,9 @@ async def test_a_frozen_node_is_lost_and_gets_the_abort_first_when_it_wakes(
 
 
 async def test_losing_a_node_that_froze_before_it_got_the_request_is_no_strike(
-    running: pools.Running, decode: FakeNode, other: FakeNode
+    decode: FakeNode, other: FakeNode
 ) -> None:
-    async with running(decode, tunables={"ping_s": 0.2}) as client:
+    async with pools.running(decode, tunables={"ping_s": 0.2}) as client:
         decode.freeze()
         link = client.router._table.links[decode.address]
         await until(lambda: time.monotonic() > link.due_at)
@@ -188,10 +179,10 @@ async def test_losing_a_node_that_froze_before_it_got_the_request_is_no_strike(
 
 
 async def test_a_stalled_engine_loses_its_requests_and_gets_no_new_ones(
-    running: pools.Running, decode: FakeNode, other: FakeNode
+    decode: FakeNode, other: FakeNode
 ) -> None:
     decode.script.run = "half"
-    async with running(decode, stall_timeout_s=0.5) as client:
+    async with pools.running(decode, stall_timeout_s=0.5) as client:
         await decode.say_load(running=1, engine_steps_total=7)
         answer = pools.completing(client)
         await pools.half_sent(client)

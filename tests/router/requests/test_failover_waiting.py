@@ -36,11 +36,9 @@ async def restart_silent(node: FakeNode, epochs: int, requests: int) -> None:
         await node.restart(f"again-{epoch}")
 
 
-async def test_a_request_that_kills_each_node_ends_with_a_final_error(
-    running: pools.Running, decode: FakeNode
-) -> None:
+async def test_a_request_that_kills_each_node_ends_with_a_final_error(decode: FakeNode) -> None:
     decode.script.run = "silent"
-    async with running(decode) as client:
+    async with pools.running(decode) as client:
         answer = pools.completing(client)
         await restart_silent(decode, epochs=3, requests=1)
         status, body, headers = await answer
@@ -49,11 +47,9 @@ async def test_a_request_that_kills_each_node_ends_with_a_final_error(
         assert len(decode.got_of(RunJob)) == 3
 
 
-async def test_requests_on_probation_run_one_at_a_time(
-    running: pools.Running, decode: FakeNode
-) -> None:
+async def test_requests_on_probation_run_one_at_a_time(decode: FakeNode) -> None:
     decode.script.run = "silent"
-    async with running(decode) as client:
+    async with pools.running(decode) as client:
         answers = [pools.completing(client) for _ in range(3)]
         await restart_silent(decode, epochs=2, requests=3)
         await got_jobs(decode, 7)
@@ -74,10 +70,10 @@ async def test_requests_on_probation_run_one_at_a_time(
 
 
 async def test_a_request_that_one_node_refuses_goes_to_another(
-    running: pools.Running, decode: FakeNode, other: FakeNode
+    decode: FakeNode, other: FakeNode
 ) -> None:
     decode.script.run, decode.script.failure = "fail", BUSY
-    async with running(decode) as client:
+    async with pools.running(decode) as client:
         answer = pools.completing(client)
         await until(lambda: decode.got_of(RunJob))
         await pools.join(client, other)
@@ -87,22 +83,18 @@ async def test_a_request_that_one_node_refuses_goes_to_another(
         assert await client.figure('baton_router_retries_total{cause="refused"}') == 1
 
 
-async def test_a_node_that_refused_is_tried_again_after_a_while(
-    running: pools.Running, decode: FakeNode
-) -> None:
+async def test_a_node_that_refused_is_tried_again_after_a_while(decode: FakeNode) -> None:
     decode.script.run, decode.script.failure = "fail", BUSY
-    async with running(decode, tunables={"refused_s": 0.05}) as client:
+    async with pools.running(decode, tunables={"refused_s": 0.05}) as client:
         answer = pools.completing(client)
         await until(lambda: len(decode.got_of(RunJob)) > 2)
         decode.script.run = "answer"
         assert pools.text_of(await answer) == pools.REPLY
 
 
-async def test_after_too_many_refusals_the_client_gets_the_node_s_error(
-    running: pools.Running, decode: FakeNode
-) -> None:
+async def test_after_too_many_refusals_the_client_gets_the_node_s_error(decode: FakeNode) -> None:
     decode.script.run, decode.script.failure = "fail", BUSY
-    async with running(decode, tunables={"refused_s": 0.0}) as client:
+    async with pools.running(decode, tunables={"refused_s": 0.0}) as client:
         status, body, headers = await pools.completing(client)
         assert (status, body["error"]["code"]) == (503, "busy")
         assert headers["retry-after"] == "1"
@@ -112,10 +104,8 @@ async def test_after_too_many_refusals_the_client_gets_the_node_s_error(
 # --- no node is ready -----------------------------------------------------------------------------
 
 
-async def test_a_new_request_waits_for_a_lost_node_to_come_back(
-    running: pools.Running, decode: FakeNode
-) -> None:
-    async with running(decode) as client:
+async def test_a_new_request_waits_for_a_lost_node_to_come_back(decode: FakeNode) -> None:
+    async with pools.running(decode) as client:
         await decode.stop()
         await client.ready(0)
         answer = pools.completing(client)
@@ -129,9 +119,9 @@ async def test_a_new_request_waits_for_a_lost_node_to_come_back(
 
 
 async def test_a_new_request_that_waits_too_long_for_a_node_gets_a_503_with_the_reason(
-    running: pools.Running, decode: FakeNode
+    decode: FakeNode,
 ) -> None:
-    async with running(decode, unready_wait_s=0.2) as client:
+    async with pools.running(decode, unready_wait_s=0.2) as client:
         await decode.stop()
         await client.ready(0)
         status, body, headers = await pools.completing(client)
@@ -152,9 +142,9 @@ async def test_a_pool_that_never_had_a_node_refuses_at_once() -> None:
 
 
 async def test_missing_role_queue_waits_for_a_node_of_the_role(
-    running: pools.Running, decode: FakeNode, prefill: FakeNode
+    decode: FakeNode, prefill: FakeNode
 ) -> None:
-    async with running(decode, missing_role="queue") as client:
+    async with pools.running(decode, missing_role="queue") as client:
         short = await pools.completing(client)  # needs no prefill node
         assert pools.text_of(short) == pools.REPLY
         answer = pools.completing(client, prompt=pools.LONG)
@@ -166,9 +156,9 @@ async def test_missing_role_queue_waits_for_a_node_of_the_role(
 
 
 async def test_missing_role_fail_refuses_and_names_the_role(
-    running: pools.Running, decode: FakeNode, prefill: FakeNode
+    decode: FakeNode, prefill: FakeNode
 ) -> None:
-    async with running(decode, missing_role="fail") as client:
+    async with pools.running(decode, missing_role="fail") as client:
         status, body, _ = await pools.completing(client, prompt=pools.LONG)
         assert (status, body["error"]["code"]) == (503, "unavailable")
         assert "no prefill node is ready, and missing_role is fail" in body["error"]["message"]
@@ -182,9 +172,12 @@ async def test_missing_role_fail_refuses_and_names_the_role(
 
 
 async def test_an_accepted_request_may_finish_on_a_node_of_any_role(
-    half_answered: pools.RunningRequest, decode: FakeNode, prefill: FakeNode
+    decode: FakeNode, prefill: FakeNode
 ) -> None:
-    async with half_answered(decode, prefill, missing_role="fail", handoff="never") as (_, answer):
+    async with pools.half_answered(decode, prefill, missing_role="fail", handoff="never") as (
+        _,
+        answer,
+    ):
         await decode.stop()
         done = await answer
         assert pools.text_of(done) == pools.REPLY
@@ -192,9 +185,9 @@ async def test_an_accepted_request_may_finish_on_a_node_of_any_role(
 
 
 async def test_a_pair_is_formed_only_while_both_reach_the_store(
-    running: pools.Running, decode: FakeNode, prefill: FakeNode
+    decode: FakeNode, prefill: FakeNode
 ) -> None:
-    async with running(decode, prefill, handoff="always") as client:
+    async with pools.running(decode, prefill, handoff="always") as client:
         for node in (decode, prefill):
             expected: list[tuple[StoreHealth, str]] = [("down", "store_down"), ("up", "always")]
             for health, reason in expected:

@@ -18,9 +18,9 @@ pytestmark = pytest.mark.integration
 
 
 async def test_a_split_request_gives_one_complete_answer(
-    running: pools.Running, decode: FakeNode, prefill: FakeNode
+    decode: FakeNode, prefill: FakeNode
 ) -> None:
-    async with running(decode, prefill, handoff="always") as client:
+    async with pools.running(decode, prefill, handoff="always") as client:
         status, body, headers = await pools.completing(client)
         assert status == 200
         assert body["choices"][0]["text"] == "Hello, world!"
@@ -39,9 +39,9 @@ async def test_a_split_request_gives_one_complete_answer(
 
 
 async def test_every_choice_of_every_prompt_is_handed_over_separately(
-    running: pools.Running, decode: FakeNode, prefill: FakeNode
+    decode: FakeNode, prefill: FakeNode
 ) -> None:
-    async with running(decode, prefill, handoff="always") as client:
+    async with pools.running(decode, prefill, handoff="always") as client:
         body = (await pools.completing(client, n=3, prompt=["ab", "cd"], max_tokens=3))[1]
         assert [choice["index"] for choice in body["choices"]] == list(range(6))
         assert {choice["text"] for choice in body["choices"]} == {"Hel"}
@@ -52,9 +52,9 @@ async def test_every_choice_of_every_prompt_is_handed_over_separately(
 
 
 async def test_a_request_that_ends_with_its_first_token_frees_the_decode_node(
-    running: pools.Running, decode: FakeNode, prefill: FakeNode
+    decode: FakeNode, prefill: FakeNode
 ) -> None:
-    async with running(decode, prefill, handoff="always") as client:
+    async with pools.running(decode, prefill, handoff="always") as client:
         body = (await pools.completing(client, max_tokens=1))[1]
         assert (body["choices"][0]["text"], body["choices"][0]["finish_reason"]) == ("H", "length")
         await until(lambda: decode.got_of(Abort))
@@ -63,10 +63,10 @@ async def test_a_request_that_ends_with_its_first_token_frees_the_decode_node(
 
 @pytest.mark.parametrize("failure", ["fail", "vanish"])
 async def test_a_failed_prefill_node_adds_only_latency(
-    running: pools.Running, decode: FakeNode, prefill: FakeNode, failure: str
+    decode: FakeNode, prefill: FakeNode, failure: str
 ) -> None:
     prefill.script.prefill = "fail" if failure == "fail" else "silent"
-    async with running(decode, prefill, handoff="always") as client:
+    async with pools.running(decode, prefill, handoff="always") as client:
         answer = pools.completing(client)
         if failure == "vanish":
             await until(lambda: prefill.got_of(PrefillJob))
@@ -77,12 +77,12 @@ async def test_a_failed_prefill_node_adds_only_latency(
 
 
 async def test_the_client_gets_the_decode_node_s_final_error(
-    running: pools.Running, decode: FakeNode, prefill: FakeNode
+    decode: FakeNode, prefill: FakeNode
 ) -> None:
     decode.script.run = "fail"
     prefill.script.prefill = "silent"
     decode.script.failure = ErrorRecord("past the context", "context_length_exceeded", status=400)
-    async with running(decode, prefill, handoff="always") as client:
+    async with pools.running(decode, prefill, handoff="always") as client:
         status, body, headers = await pools.completing(client)
         assert (status, body["error"]["message"]) == (400, "past the context")
         assert headers["x-baton-placement"].startswith("prefill=prefill-0")
@@ -90,20 +90,18 @@ async def test_the_client_gets_the_decode_node_s_final_error(
         assert len(decode.got_of(RunJob)) == 1
 
 
-async def test_a_request_past_its_deadline_ends_with_a_504(
-    running: pools.Running, decode: FakeNode
-) -> None:
+async def test_a_request_past_its_deadline_ends_with_a_504(decode: FakeNode) -> None:
     decode.script.run = "silent"
-    async with running(decode, request_timeout_s=0.3) as client:
+    async with pools.running(decode, request_timeout_s=0.3) as client:
         status, body, _ = await pools.completing(client)
         assert (status, body["error"]["code"]) == (504, "deadline_exceeded")
         await until(lambda: decode.got_of(Abort))
 
 
 async def test_a_stream_sends_each_token_once_then_usage_then_done(
-    running: pools.Running, decode: FakeNode, prefill: FakeNode
+    decode: FakeNode, prefill: FakeNode
 ) -> None:
-    async with running(decode, prefill, handoff="always") as client:
+    async with pools.running(decode, prefill, handoff="always") as client:
         events = await pools.stream_events(
             client, stream_options={"include_usage": True}, max_tokens=5
         )
@@ -118,11 +116,11 @@ async def test_a_stream_sends_each_token_once_then_usage_then_done(
 
 
 async def test_draining_nodes_and_a_stray_node_of_another_fingerprint_get_no_requests(
-    running: pools.Running, decode: FakeNode, prefill: FakeNode
+    decode: FakeNode, prefill: FakeNode
 ) -> None:
     stranger = FakeNode("decode-1", "decode", fingerprint=Fingerprint("0" * 32))
     async with FakeNode("decode-2", "decode") as draining, stranger:
-        async with running(decode, prefill, draining) as client:
+        async with pools.running(decode, prefill, draining) as client:
             client.dial(stranger.address)
             await until(lambda: stranger.links == 1)
             await draining.say_load("draining")
@@ -132,18 +130,16 @@ async def test_draining_nodes_and_a_stray_node_of_another_fingerprint_get_no_req
         assert draining.got_of(RunJob) == stranger.got_of(RunJob) == []
 
 
-async def test_idle_nodes_share_the_requests(running: pools.Running, decode: FakeNode) -> None:
-    async with FakeNode("decode-1", "decode") as other, running(decode, other) as client:
+async def test_idle_nodes_share_the_requests(decode: FakeNode) -> None:
+    async with FakeNode("decode-1", "decode") as other, pools.running(decode, other) as client:
         await asyncio.gather(*(pools.completing(client) for _ in range(40)))
         counts = [len(node.got_of(RunJob)) for node in (decode, other)]
         assert sum(counts) == 40
         assert min(counts) >= 5
 
 
-async def test_a_restarted_node_has_a_new_epoch_and_serves_again(
-    running: pools.Running, decode: FakeNode
-) -> None:
-    async with running(decode) as client:
+async def test_a_restarted_node_has_a_new_epoch_and_serves_again(decode: FakeNode) -> None:
+    async with pools.running(decode) as client:
         assert (await pools.completing(client))[0] == 200
         await decode.restart("epoch-2")
         await until_is(lambda: client.epoch("decode-0"), "epoch-2")
@@ -152,9 +148,9 @@ async def test_a_restarted_node_has_a_new_epoch_and_serves_again(
 
 
 async def test_prefill_nodes_run_whole_requests_when_no_decode_node_is_left(
-    running: pools.Running, decode: FakeNode, prefill: FakeNode
+    decode: FakeNode, prefill: FakeNode
 ) -> None:
-    async with running(decode, prefill, handoff="always") as client:
+    async with pools.running(decode, prefill, handoff="always") as client:
         await decode.stop()
         await client.ready(1)
         status, body, headers = await pools.completing(client)
@@ -163,9 +159,9 @@ async def test_prefill_nodes_run_whole_requests_when_no_decode_node_is_left(
 
 
 async def test_without_nodes_requests_are_refused_and_ready_gives_the_reason(
-    running: pools.Running, decode: FakeNode
+    decode: FakeNode,
 ) -> None:
-    async with running(decode, unready_wait_s=0.0) as client:
+    async with pools.running(decode, unready_wait_s=0.0) as client:
         assert (await client.get("/ready"))[:2] == (200, {"ready": True, "reason": ""})
         await decode.stop()
         await client.ready(0)
@@ -179,10 +175,10 @@ async def test_without_nodes_requests_are_refused_and_ready_gives_the_reason(
 
 
 async def test_shutdown_finishes_running_streams_and_accepts_no_connections(
-    running: pools.Running, decode: FakeNode
+    decode: FakeNode,
 ) -> None:
     decode.script.token_s = 0.03
-    async with running(decode) as client:
+    async with pools.running(decode) as client:
         answer = asyncio.create_task(pools.stream_events(client))
         await until(lambda: decode.got_of(RunJob))
         await client.router.drain(asyncio.Event())
@@ -193,10 +189,10 @@ async def test_shutdown_finishes_running_streams_and_accepts_no_connections(
 
 
 async def test_past_the_shutdown_deadline_a_stream_ends_with_an_error_event(
-    running: pools.Running, decode: FakeNode
+    decode: FakeNode,
 ) -> None:
     decode.script.run = "half"
-    async with running(decode, drain_timeout_s=0.1) as client:
+    async with pools.running(decode, drain_timeout_s=0.1) as client:
         answer = asyncio.create_task(pools.stream_events(client))
         await pools.half_sent(client)
         await client.router.drain(asyncio.Event())

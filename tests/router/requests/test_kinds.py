@@ -163,10 +163,10 @@ def changed_eos() -> dict[str, bytes]:
 
 @pytest.mark.integration
 async def test_a_stream_does_not_continue_on_a_node_with_other_eos_ids(
-    half_answered: pools.RunningRequest, decode: FakeNode, other: FakeNode
+    decode: FakeNode, other: FakeNode
 ) -> None:
     other.serve_artifacts(changed_eos())
-    async with half_answered(decode) as (client, answer):
+    async with pools.half_answered(decode) as (client, answer):
         await pools.join(client, other)
         await decode.restart("epoch-2")
         decode.script.run = "answer"
@@ -177,7 +177,6 @@ async def test_a_stream_does_not_continue_on_a_node_with_other_eos_ids(
 @pytest.mark.integration
 @pytest.mark.parametrize(("revision", "level"), [("", "WARNING"), ("r2", "INFO")])
 async def test_a_node_of_another_kind_is_logged_and_shown_with_the_differences(
-    running: pools.Running,
     decode: FakeNode,
     other: FakeNode,
     caplog: pytest.LogCaptureFixture,
@@ -187,7 +186,7 @@ async def test_a_node_of_another_kind_is_logged_and_shown_with_the_differences(
     caplog.set_level("INFO", "baton_router.nodes.fleet")
     other.serve_artifacts(changed_eos())
     other.report = msgspec.structs.replace(other.report, revision=revision)
-    async with running(decode) as client:
+    async with pools.running(decode) as client:
         await pools.join(client, other)
         nodes = (await client.get("/pool"))[1]["nodes"]
     assert [node["differs"] for node in nodes] == [[], ["generation_config.json"]]

@@ -35,21 +35,19 @@ async def rankings(
 
 
 async def test_the_policy_header_counts_only_if_the_router_allows_it(
-    running: pools.Running, decode: FakeNode, monkeypatch: pytest.MonkeyPatch
+    decode: FakeNode, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     headers = {"x-baton-policy": "round-robin"}
-    async with running(decode, allow_policy_header=True, placement="random") as client:
+    async with pools.running(decode, allow_policy_header=True, placement="random") as client:
         assert await rankings(client, monkeypatch, headers) == (200, ["round-robin"])
         assert await rankings(client, monkeypatch, {}) == (200, ["random"])
-    async with running(decode) as client:
+    async with pools.running(decode) as client:
         assert await rankings(client, monkeypatch, headers) == (200, ["cost"])
         assert await rankings(client, monkeypatch, {"x-baton-policy": "best"}) == (200, ["cost"])
 
 
-async def test_an_unknown_policy_is_a_400_that_lists_the_policies(
-    running: pools.Running, decode: FakeNode
-) -> None:
-    async with running(decode, allow_policy_header=True) as client:
+async def test_an_unknown_policy_is_a_400_that_lists_the_policies(decode: FakeNode) -> None:
+    async with pools.running(decode, allow_policy_header=True) as client:
         headers = {"x-baton-policy": "best"}
         status, body, _ = await client.post(COMPLETIONS, BODY, headers)
         assert (status, body["error"]["param"]) == (400, "x-baton-policy")

@@ -56,10 +56,10 @@ def runs(*nodes: FakeNode) -> list[int]:
 
 
 async def test_two_kinds_share_new_requests_in_proportion_to_their_decode_nodes(
-    running: pools.Running, decode: FakeNode, other: FakeNode, new: FakeNode
+    decode: FakeNode, other: FakeNode, new: FakeNode
 ) -> None:
-    async with running(decode, other, new) as client:
-        sampled = [client.router.fleet.offers.choose(None).kind.fingerprint for _ in range(600)]
+    async with pools.running(decode, other, new) as client:
+        sampled = [client.router.fleet.serving(None).kind.fingerprint for _ in range(600)]
         assert 140 < sampled.count(NEW) < 260  # 5 standard deviations around a third
         bodies = await complete(client, 40)
         counts = runs(decode, other, new)
@@ -71,30 +71,29 @@ async def test_two_kinds_share_new_requests_in_proportion_to_their_decode_nodes(
 
 
 async def test_a_split_request_uses_nodes_of_one_kind(
-    running: pools.Running, decode: FakeNode, prefill: FakeNode, new: FakeNode
+    decode: FakeNode, prefill: FakeNode, new: FakeNode
 ) -> None:
     new_prefill = FakeNode("prefill-n", "prefill", fingerprint=NEW)
-    async with new_prefill, running(decode, prefill, new, new_prefill, handoff="always") as client:
+    async with (
+        new_prefill,
+        pools.running(decode, prefill, new, new_prefill, handoff="always") as client,
+    ):
         await complete(client, 40)
         for prefill_node, decode_node in ((prefill, decode), (new_prefill, new)):
             partners = {job.decode_node for job in prefill_node.got_of(PrefillJob)}
             assert partners == {decode_node.report.node}
 
 
-async def test_a_kind_without_ready_nodes_gets_no_requests(
-    running: pools.Running, decode: FakeNode, new: FakeNode
-) -> None:
-    async with running(decode, new) as client:
+async def test_a_kind_without_ready_nodes_gets_no_requests(decode: FakeNode, new: FakeNode) -> None:
+    async with pools.running(decode, new) as client:
         await pools.drain_as_replaced(client, decode, leaving=False)
         await complete(client, 10)
         assert runs(decode, new) == [0, 10]
 
 
-async def test_the_model_name_selects_the_kind_and_models_lists_all_names(
-    running: pools.Running, decode: FakeNode
-) -> None:
+async def test_the_model_name_selects_the_kind_and_models_lists_all_names(decode: FakeNode) -> None:
     newer = FakeNode("decode-n", "decode", fingerprint=NEW, model="newer", max_model_len=128)
-    async with newer, running(decode, newer) as client:
+    async with newer, pools.running(decode, newer) as client:
         for name, expected, other in (("newer", newer, decode), ("fake-model", decode, newer)):
             before = runs(expected, other)
             bodies = await complete(client, 10, model=name)
@@ -113,11 +112,9 @@ async def test_the_model_name_selects_the_kind_and_models_lists_all_names(
             assert "'fake-model' and 'newer'" in error["message"]
 
 
-async def test_served_model_name_stands_for_both_kinds(
-    running: pools.Running, decode: FakeNode
-) -> None:
+async def test_served_model_name_stands_for_both_kinds(decode: FakeNode) -> None:
     newer = FakeNode("decode-n", "decode", fingerprint=NEW, model="newer")
-    async with newer, running(decode, newer, served_model_name="ours") as client:
+    async with newer, pools.running(decode, newer, served_model_name="ours") as client:
         await complete(client, 40, model="ours")
         assert min(runs(decode, newer)) > 0
         assert [model["id"] for model in (await client.get("/v1/models"))[1]["data"]] == ["ours"]
@@ -128,9 +125,9 @@ async def test_served_model_name_stands_for_both_kinds(
 
 
 async def test_a_request_that_waits_for_its_first_placement_moves_to_the_new_kind(
-    running: pools.Running, decode: FakeNode, new: FakeNode
+    decode: FakeNode, new: FakeNode
 ) -> None:
-    async with running(decode) as client:
+    async with pools.running(decode) as client:
         await replaced_elsewhere(client, decode)
         answer = pools.completing(client, model="fake-model")
         await until(lambda: pools.records(client))
@@ -142,10 +139,10 @@ async def test_a_request_that_waits_for_its_first_placement_moves_to_the_new_kin
 
 
 async def test_a_placed_request_without_tokens_moves_to_the_new_kind_with_its_seed(
-    running: pools.Running, decode: FakeNode, new: FakeNode
+    decode: FakeNode, new: FakeNode
 ) -> None:
     decode.script.run = "silent"
-    async with running(decode) as client:
+    async with pools.running(decode) as client:
         answer = pools.completing(client)
         await until(lambda: decode.got_of(RunJob))
         await pools.join(client, new)
@@ -160,11 +157,11 @@ async def test_a_placed_request_without_tokens_moves_to_the_new_kind_with_its_se
 
 
 async def test_a_hand_off_moves_to_the_new_kind_when_both_its_nodes_drain(
-    running: pools.Running, decode: FakeNode, prefill: FakeNode, new: FakeNode
+    decode: FakeNode, prefill: FakeNode, new: FakeNode
 ) -> None:
     prefill.script.prefill = decode.script.run = "silent"
     new_prefill = FakeNode("prefill-n", "prefill", fingerprint=NEW)
-    async with new_prefill, running(decode, prefill, handoff="always") as client:
+    async with new_prefill, pools.running(decode, prefill, handoff="always") as client:
         answer = pools.completing(client)
         await until(lambda: decode.got_of(RunJob) and prefill.got_of(PrefillJob))
         client.dial(new_prefill.address)
@@ -175,11 +172,11 @@ async def test_a_hand_off_moves_to_the_new_kind_when_both_its_nodes_drain(
 
 
 async def test_a_request_without_tokens_that_a_node_hands_back_moves_to_the_new_kind(
-    running: pools.Running, decode: FakeNode, new: FakeNode
+    decode: FakeNode, new: FakeNode
 ) -> None:
     decode.script.run = "fail"
     decode.script.failure = ErrorRecord("it has ended", DRAINED, status=503, retryable=True)
-    async with running(decode) as client:
+    async with pools.running(decode) as client:
         answer = pools.completing(client)
         await until(lambda: decode.got_of(RunJob))
         await replaced_elsewhere(client, decode)
@@ -188,10 +185,10 @@ async def test_a_request_without_tokens_that_a_node_hands_back_moves_to_the_new_
 
 
 async def test_with_missing_role_fail_requests_move_to_the_new_kind_at_once(
-    running: pools.Running, decode: FakeNode, new: FakeNode
+    decode: FakeNode, new: FakeNode
 ) -> None:
     decode.script.run = "silent"
-    async with running(decode, new, missing_role="fail", unready_wait_s=0.0) as client:
+    async with pools.running(decode, new, missing_role="fail", unready_wait_s=0.0) as client:
         answers = [pools.completing(client) for _ in range(20)]
         await until(lambda: sum(runs(decode, new)) == 20)
         await pools.drain_as_replaced(client, decode)
@@ -202,10 +199,10 @@ async def test_with_missing_role_fail_requests_move_to_the_new_kind_at_once(
 
 
 async def test_a_stream_past_the_drain_deadline_ends_with_an_error_that_names_the_revision(
-    running: pools.Running, decode: FakeNode, new: FakeNode
+    decode: FakeNode, new: FakeNode
 ) -> None:
     decode.script.run = "half"
-    async with running(decode) as client:
+    async with pools.running(decode) as client:
         body = pools.ask(stream=True)
         async with client.session.post(client.url + "/v1/completions", json=body) as response:
             await pools.half_sent(client)
@@ -222,9 +219,9 @@ async def test_a_stream_past_the_drain_deadline_ends_with_an_error_that_names_th
 
 @pytest.mark.parametrize("cause", ["leaves", "hands back", "is lost"])
 async def test_a_started_call_without_streaming_ends_with_a_retryable_503(
-    half_answered: pools.RunningRequest, decode: FakeNode, new: FakeNode, cause: str
+    decode: FakeNode, new: FakeNode, cause: str
 ) -> None:
-    async with half_answered(decode) as (client, answer):
+    async with pools.half_answered(decode) as (client, answer):
         await pools.join(client, new)
         await pools.drain_as_replaced(client, decode, leaving=cause == "leaves")
         if cause == "hands back":
@@ -239,10 +236,10 @@ async def test_a_started_call_without_streaming_ends_with_a_retryable_503(
 
 
 async def test_before_the_drain_deadline_a_request_finishes_on_its_node(
-    running: pools.Running, decode: FakeNode, new: FakeNode
+    decode: FakeNode, new: FakeNode
 ) -> None:
     decode.script.token_s = 0.03
-    async with running(decode) as client:
+    async with pools.running(decode) as client:
         answer = pools.completing(client)
         await pools.half_sent(client)
         await pools.join(client, new)
@@ -253,9 +250,9 @@ async def test_before_the_drain_deadline_a_request_finishes_on_its_node(
 
 
 async def test_a_started_request_waits_while_a_node_of_its_kind_may_come_back(
-    half_answered: pools.RunningRequest, decode: FakeNode, other: FakeNode, new: FakeNode
+    decode: FakeNode, other: FakeNode, new: FakeNode
 ) -> None:
-    async with half_answered(decode) as (client, answer):
+    async with pools.half_answered(decode) as (client, answer):
         await pools.join(client, other)
         await pools.join(client, new)
         await other.say_load("draining")
@@ -269,9 +266,9 @@ async def test_a_started_request_waits_while_a_node_of_its_kind_may_come_back(
 
 
 async def test_a_waiting_request_fails_once_no_node_of_its_kind_can_come_back(
-    half_answered: pools.RunningRequest, decode: FakeNode, other: FakeNode, new: FakeNode
+    decode: FakeNode, other: FakeNode, new: FakeNode
 ) -> None:
-    async with half_answered(decode) as (client, answer):
+    async with pools.half_answered(decode) as (client, answer):
         await pools.join(client, other)
         await pools.join(client, new)
         await other.say_load("draining")
@@ -284,9 +281,9 @@ async def test_a_waiting_request_fails_once_no_node_of_its_kind_can_come_back(
 
 
 async def test_a_request_waits_for_a_node_that_drains_for_another_reason(
-    half_answered: pools.RunningRequest, decode: FakeNode, new: FakeNode
+    decode: FakeNode, new: FakeNode
 ) -> None:
-    async with half_answered(decode) as (client, answer):
+    async with pools.half_answered(decode) as (client, answer):
         await pools.join(client, new)
         await decode.say_load("draining", leaving=True)
         await until(lambda: not pools.is_ready(client, decode))
@@ -301,7 +298,7 @@ async def test_a_request_waits_for_a_node_that_drains_for_another_reason(
 
 @pytest.mark.parametrize("differs", ["length", "tokenizer"])
 async def test_a_request_that_does_not_fit_the_new_kind_fails_before_it_starts(
-    running: pools.Running, decode: FakeNode, differs: str
+    decode: FakeNode, differs: str
 ) -> None:
     files = byte_artifacts(VOCAB)
     if differs == "tokenizer":
@@ -311,7 +308,7 @@ async def test_a_request_that_does_not_fit_the_new_kind_fails_before_it_starts(
     report: dict[str, Any] = {"fingerprint": NEW, "artifacts": names, "max_model_len": length}
     other = FakeNode("decode-n", "decode", **report)
     other.artifacts = {digest(data): data for data in files.values()}
-    async with other, running(decode) as client:
+    async with other, pools.running(decode) as client:
         await replaced_elsewhere(client, decode)
         answer = pools.completing(client)
         await until(lambda: pools.records(client))

@@ -260,9 +260,9 @@ def summary(frames: Iterable[ToNode]) -> list[str]:
 
 @pytest.mark.parametrize("row", ROWS, ids=str)
 async def test_the_client_gets_the_whole_reply_and_nodes_get_only_the_needed_frames(
-    half_answered: pools.RunningRequest, handing_off: pools.RunningRequest, row: Row
+    row: Row,
 ) -> None:
-    opened = half_answered if row.at == "half" else handing_off
+    opened = pools.half_answered if row.at == "half" else pools.handing_off
     async with AsyncExitStack() as stack:
         initial = ("decode-0", *(("prefill-0",) if row.at == "handing off" else ()), *row.beside)
         nodes = {

@@ -110,14 +110,12 @@ async def test_the_second_signal_ends_the_stream_with_an_error_and_aborts_the_jo
                 await asyncio.sleep(0.01)
 
 
-async def test_a_connection_that_arrives_with_the_shutdown_gets_an_answer(
-    running: pools.Running, decode: FakeNode
-) -> None:
+async def test_a_connection_that_arrives_with_the_shutdown_gets_an_answer(decode: FakeNode) -> None:
     """asyncio takes the connection in one pass of its loop and reads from it in the next. The
     shutdown begins between the two."""
     gc.disable()  # the router collects so rarely that it leaves a lost connection open
     try:
-        async with running(decode) as client:
+        async with pools.running(decode) as client:
             loop = asyncio.get_running_loop()
             await asyncio.sleep(0.1)
             with socket.create_connection(("127.0.0.1", client.router.port)) as link:
