@@ -17,6 +17,7 @@ import types
 import typing
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, fields, is_dataclass, replace
+from functools import cache
 from itertools import chain
 from typing import Any, Literal, TypeVar, Union
 
@@ -84,6 +85,7 @@ class Flag(Option):
         return str(value)
 
 
+@cache
 def flags_of(record: type) -> tuple[Flag, ...]:
     """Return the record's flags in the order of dataclasses.fields(), nested records expanded.
     Fields that are no options are left out."""
