@@ -32,6 +32,7 @@ R = TypeVar("R")
 
 _TRUE = frozenset({"1", "true", "yes", "on"})
 _FALSE = frozenset({"0", "false", "no", "off"})
+_flags: dict[type, tuple[Flag, ...]] = {}  # of each record that was read; they never change
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -87,6 +88,12 @@ class Flag(Option):
 def flags_of(record: type) -> tuple[Flag, ...]:
     """Return the record's flags in the order of dataclasses.fields(), nested records expanded.
     Fields that are no options are left out."""
+    if record not in _flags:
+        _flags[record] = tuple(_read_flags(record))
+    return _flags[record]
+
+
+def _read_flags(record: type) -> list[Flag]:
     hints = typing.get_type_hints(record, include_extras=True)
     flags: list[Flag] = []
     for item in fields(record):
@@ -107,7 +114,7 @@ def flags_of(record: type) -> tuple[Flag, ...]:
                     title=_title(record, item.name),
                 )
             )
-    return tuple(flags)
+    return flags
 
 
 def _title(record: type, name: str) -> str:
