@@ -1,7 +1,7 @@
 """Declares a record's field as a Prometheus metric, beside the field.
 
-In: a record whose fields are annotated with MetricSpec. Out: name and help text of each metric, for the
-pages of the nodes and of the router. Imports no Prometheus client.
+In: a record whose fields are annotated with MetricSpec. Out: name and help text of each metric, for
+the pages of the nodes and of the router. Imports no Prometheus client.
 """
 
 from __future__ import annotations
