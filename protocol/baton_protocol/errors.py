@@ -36,6 +36,40 @@ from msgspec import Meta
 
 from baton_protocol.figures import Seconds
 
+DOCS = "docs/"  # in the repository
+# Error code -> the section of the documentation that tells the client what to do about it. Codes
+# that a client cannot act on are missing.
+SECTIONS: Mapping[str, str] = {
+    "invalid_value": "api.md#request-fields",
+    "unknown_parameter": "api.md#request-fields",
+    "malformed_body": "api.md#request-fields",
+    "context_length_exceeded": "api.md#long-prompts",
+    "malformed_request": "reason-codes.md#errors",
+    "http_error": "reason-codes.md#errors",
+    "too_many_sequences": "operations/limits.md#admission",
+    "over_budget": "operations/limits.md#admission",
+    "invalid_api_key": "operations/secure.md#tenants",
+    "admin_key_required": "operations/secure.md#tenants",
+    "invalid_link_token": "operations/secure.md#logins",
+    "forbidden": "api.md#draining-a-node",
+    "foreign_origin": "api.md#pages-in-a-browser",
+    "foreign_host": "api.md#pages-in-a-browser",
+    "unsupported_content_type": "api.md#pages-in-a-browser",
+    "not_found": "api.md#http-api",
+    "model_not_found": "api.md#http-api",
+    "method_not_allowed": "api.md#http-api",
+    "request_not_found": "api.md#how-a-request-was-served",
+    "body_timeout": "operations/limits.md#slow-and-large-requests",
+    "request_too_large": "operations/limits.md#slow-and-large-requests",
+    "headers_too_large": "operations/limits.md#slow-and-large-requests",
+    "bodies_full": "operations/limits.md#slow-and-large-requests",
+    "slow_client": "api.md#streams",
+    "rate_limited": "operations/limits.md#admission",
+    "queue_full": "operations/limits.md#admission",
+    "saturated": "operations/limits.md#admission",
+    "grammar_dead_end": "structured-output.md#dead-ends",
+}
+
 
 def exact(value: float) -> str:
     """The number in full, for an error: `:g` would round 2147483647 to 2.14748e+09."""
@@ -196,38 +230,3 @@ class GrammarDeadEnd(BatonError):
 
 class InternalError(BatonError):
     pass
-
-
-DOCS = "docs/"  # in the repository
-# Error code -> the section of the documentation that tells the client what to do about it. Codes
-# that a client cannot act on are missing.
-SECTIONS: Mapping[str, str] = {
-    "invalid_value": "api.md#request-fields",
-    "unknown_parameter": "api.md#request-fields",
-    "malformed_body": "api.md#request-fields",
-    "context_length_exceeded": "api.md#long-prompts",
-    "malformed_request": "reason-codes.md#errors",
-    "http_error": "reason-codes.md#errors",
-    "too_many_sequences": "operations/limits.md#admission",
-    "over_budget": "operations/limits.md#admission",
-    "invalid_api_key": "operations/secure.md#tenants",
-    "admin_key_required": "operations/secure.md#tenants",
-    "invalid_link_token": "operations/secure.md#logins",
-    "forbidden": "api.md#draining-a-node",
-    "foreign_origin": "api.md#pages-in-a-browser",
-    "foreign_host": "api.md#pages-in-a-browser",
-    "unsupported_content_type": "api.md#pages-in-a-browser",
-    "not_found": "api.md#http-api",
-    "model_not_found": "api.md#http-api",
-    "method_not_allowed": "api.md#http-api",
-    "request_not_found": "api.md#how-a-request-was-served",
-    "body_timeout": "operations/limits.md#slow-and-large-requests",
-    "request_too_large": "operations/limits.md#slow-and-large-requests",
-    "headers_too_large": "operations/limits.md#slow-and-large-requests",
-    "bodies_full": "operations/limits.md#slow-and-large-requests",
-    "slow_client": "api.md#streams",
-    "rate_limited": "operations/limits.md#admission",
-    "queue_full": "operations/limits.md#admission",
-    "saturated": "operations/limits.md#admission",
-    "grammar_dead_end": "structured-output.md#dead-ends",
-}

@@ -4,15 +4,14 @@ its statistics. The store and its speeds are real; each test sets the prefill sp
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterator, Sequence
-from typing import Any
+from collections.abc import Sequence
+from functools import partial
 
 import pytest
 
 from baton_decode_node.fetch_chooser import SAMPLE_EVERY_S
 from baton_engine.interface import PADDING
 from baton_engine.sim.build import SimSettings
-from baton_kvstore.embedded.servers import EmbeddedStore
 from baton_node.store.base import ChunkRef
 from baton_node.store.redis_connector import StoreConnector
 from baton_protocol.ids import BlockId
@@ -21,11 +20,11 @@ from baton_protocol.store import Marker, Priority, Speeds
 from tests.support.nodes.processes import make_request
 from tests.support.nodes.step_loops import (
     LoopNode,
+    NodeMaker,
     hand_off,
     run_alone,
     settle,
     spin,
-    store_node,
     undisturbed,
 )
 
@@ -38,7 +37,7 @@ SECOND, THIRD, FOURTH = b"x" + FIRST, b"y" + FIRST, b"z" + FIRST
 FAST_PREFILL = Speeds(prefill_tokens_per_s=1e8)
 SLOW_PREFILL = Speeds(prefill_tokens_per_s=1.0)
 
-Make = Callable[..., LoopNode]
+Make = partial[LoopNode]
 
 
 class FetchRecorder(StoreConnector):
@@ -60,24 +59,17 @@ def fetches(node: LoopNode, request: str) -> list[Priority]:
 
 
 @pytest.fixture
-def make(store: EmbeddedStore) -> Iterator[Make]:
+def make(make_node: NodeMaker) -> Make:
     """Make nodes on a store that holds the chunks of all prompts."""
-    nodes: list[LoopNode] = []
-
-    def node(name: str, **options: Any) -> LoopNode:
-        nodes.append(store_node(name, store, SETTINGS, kind=FetchRecorder, **options))
-        return nodes[-1]
-
-    writer = node("writer")
+    make = partial(make_node, settings=SETTINGS, kind=FetchRecorder)
+    writer = make("writer")
     for prompt in (FIRST, SECOND, THIRD, FOURTH):
         request = make_request(f"fills {prompt[:1]!r}", prompt)
         writer.take(PrefillJob(request, writer.name, writer.epoch))
     count = writer.loop.counters
     spin([writer], lambda: count["published_chunks"] == 4 * CHUNKS, "the puts")
     settle([writer])
-    yield node
-    for each in nodes:
-        each.close()
+    return make
 
 
 def run(node: LoopNode, name: str, prompt: bytes) -> None:

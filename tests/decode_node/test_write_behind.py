@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Sequence
 from contextlib import closing
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import msgspec
@@ -24,6 +25,7 @@ from baton_protocol.store import Priority
 from tests.support.nodes.processes import make_request
 from tests.support.nodes.step_loops import (
     LoopNode,
+    NodeMaker,
     hand_off,
     run_alone,
     settle,
@@ -44,21 +46,13 @@ ALL_CHUNKS = (len(PROMPT) + OUTPUT - 1) // CHUNK  # the KV of the last token is 
 PLENTY = 1 << 30  # bytes per second
 HELD_S = 1.0  # less than a node waits for a frozen server
 
-Make = Callable[..., LoopNode]
+Make = partial[LoopNode]
 
 
 @pytest.fixture
-def make(store: EmbeddedStore) -> Iterator[Make]:
-    """Make nodes on the store, with ample bandwidth for write-behind."""
-    nodes: list[LoopNode] = []
-
-    def node(name: str, on: EmbeddedStore = store, **options: Any) -> LoopNode:
-        nodes.append(store_node(name, on, SETTINGS, **{"write_behind": PLENTY, **options}))
-        return nodes[-1]
-
-    yield node
-    for each in nodes:
-        each.close()
+def make(make_node: NodeMaker) -> Make:
+    """Make nodes with ample bandwidth for write-behind."""
+    return partial(make_node, settings=SETTINGS, write_behind=PLENTY)
 
 
 def request_of(name: str, prompt: bytes = PROMPT, **params: Any) -> Request:

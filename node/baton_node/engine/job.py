@@ -12,21 +12,19 @@ from typing import TYPE_CHECKING, Literal
 
 import msgspec
 
-from baton_engine.interface import EngineInfo, PromptUse
+from baton_engine.interface import PromptUse
+from baton_node.engine.chunk_sets import first_chunks
+from baton_node.engine.counters import BlockCounts
 from baton_node.ipc.messages import FinishChoice
 from baton_node.store.base import ChunkRef
-from baton_protocol.errors import InvalidRequest
 from baton_protocol.ids import BlockHash, BlockId, RequestId
 from baton_protocol.layout import KVLayout
 from baton_protocol.link import FirstTokens, NoFirstTokens, RequestStats
 from baton_protocol.request import Request
-from baton_protocol.sampling import MAX_PROMPT_CANDIDATES
 from baton_protocol.store import Marker
 
 if TYPE_CHECKING:
-    from baton_text.grammars.matcher import Matcher
-from baton_node.engine.chunk_sets import first_chunks
-from baton_node.engine.counters import BlockCounts
+    from baton_text.grammar import Matcher
 
 JobKey = tuple[RequestId, int]  # request and attempt
 # "compiling": it waits for its grammar. "parked": it waits for KV or for the router's first tokens.
@@ -37,29 +35,6 @@ LaterFrame = FirstTokens | NoFirstTokens | FinishChoice
 # The server finds a stop string a step or two after the engine sampled it. So a token counts as
 # part of the answer only when this many tokens follow it.
 STOP_LAG = 8
-
-
-def check_request(request: Request, info: EngineInfo) -> None:
-    """Raise InvalidRequest for token ids outside the vocabulary, a wrong number of outputs, or too
-    many prompt logprobs. The engine checks the rest when the request is submitted."""
-    if request.outputs and len(request.outputs) != request.params.n:
-        raise InvalidRequest(
-            f"the request has {len(request.outputs)} outputs for n={request.params.n}", param="n"
-        )
-    requested = request.params.prompt_logprobs
-    if requested is not None and len(request.prompt_ids) * (1 + requested) > MAX_PROMPT_CANDIDATES:
-        raise InvalidRequest(
-            f"prompt_logprobs is {requested} for {len(request.prompt_ids)} prompt tokens; "
-            f"(1 + prompt_logprobs) x prompt tokens may be at most {MAX_PROMPT_CANDIDATES}",
-            param="prompt_logprobs",
-        )
-    for ids in (request.prompt_ids, *request.outputs):
-        for id in (min(ids), max(ids)) if ids else ():
-            if not 0 <= id < info.vocab_size:
-                raise InvalidRequest(
-                    f"token id {id} is not in the vocabulary (0..{info.vocab_size - 1})",
-                    param="prompt",
-                )
 
 
 @dataclass(slots=True)

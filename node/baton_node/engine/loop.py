@@ -18,10 +18,11 @@ from collections.abc import Sequence
 import msgspec
 
 from baton_node.engine.grammar_compiler import CompiledGrammar, GrammarCompiler
-from baton_node.engine.job import Job, JobKey, LaterFrame, Times, check_request
+from baton_node.engine.job import Job, JobKey, LaterFrame, Times
 from baton_node.engine.loop_context import LoopContext
 from baton_node.engine.outgoing_blocks import OutgoingBlocks
 from baton_node.engine.reporter import Reporter
+from baton_node.engine.request_check import check_request
 from baton_node.engine.roles import Fetching, Publishing, WritingBehind
 from baton_node.engine.running_batch import RunningBatch
 from baton_node.ipc.messages import (

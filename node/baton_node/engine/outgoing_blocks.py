@@ -38,7 +38,6 @@ class OutgoingBlocks:
 
     A stalled store is noticed only when a transfer misses its deadline. Until then puts may hold at
     most half of the block pool once no chunk has been copied for STILL_S: requests need the rest.
-
     """
 
     def __init__(self, context: LoopContext) -> None:

@@ -73,9 +73,7 @@ async def test_json_logs_of_a_node_and_its_engine_name_request_and_attempt() -> 
     records = [json.loads(line) for line in log]
     [failed] = [record for record in records if "failed" in record["message"]]
     assert (failed["request"], failed["attempt"]) == ("r1", 3)
-    assert {"baton_node.server.app", "baton_cli.engine_process"} <= {
-        one["logger"] for one in records
-    }
+    assert {"baton_node.server.app", "baton_node.engine.main"} <= {one["logger"] for one in records}
 
 
 @pytest.mark.parametrize("token", ["", "t0ken"])

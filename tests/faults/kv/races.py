@@ -23,8 +23,9 @@ from baton_protocol.link import Abort, PrefillJob, RunJob
 from baton_protocol.request import Request
 from tests.faults.kv.cells import Action, Cell, Deadline, Fault
 from tests.support.kv_faults.nodes import RecordingNode
-from tests.support.kv_faults.testbed import BLOCK, NOBODY, SMALL, TURN_S, KVTestbed
+from tests.support.kv_faults.testbed import BLOCK, SMALL, TURN_S, KVTestbed
 from tests.support.nodes.processes import make_request
+from tests.support.nodes.step_loops import NOBODY
 
 ROUNDS = 1000
 SOURCE_ROUNDS = 100

@@ -51,7 +51,7 @@ def main(settings_json: str) -> None:
         connector.start()
         return connector
 
-    node, parent = LoopNode("w0", connect, settings.engine), os.getppid()
+    node, parent = LoopNode("w0", settings.engine, connect=connect), os.getppid()
     node.take(PrefillJob(settings.request, *settings.inbox))
     deadline = time.monotonic() + MAX_S
     while time.monotonic() < deadline and os.getppid() == parent:

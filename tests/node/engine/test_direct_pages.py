@@ -20,14 +20,13 @@ from baton_kvstore.embedded.servers import EmbeddedStore
 from baton_kvstore.keys import chunk_key
 from baton_node.store.address import StoreAddress
 from baton_node.store.base import ChunkCopied, ChunkFetched
-from baton_node.store.null_connector import NoStore
 from baton_protocol.ids import Epoch, NodeId
 from baton_protocol.link import Abort, PrefillJob, RunJob
 from baton_protocol.request import Request
 from baton_protocol.sampling import SamplingParams
 from tests.support.engines.torch_engines import make_request, small_engine
 from tests.support.kv_faults.nodes import RecordingConnector, RecordingNode, pages
-from tests.support.nodes.step_loops import LoopNode, settle, spin
+from tests.support.nodes.step_loops import NOBODY, LoopNode, settle, spin
 from tests.support.stores.kvstore import PATIENCE_S, plain_client
 from tests.support.wires.link_proxy import LinkProxy
 from tests.support.wires.wire import WireLoop
@@ -38,7 +37,6 @@ MODEL = "llama-gqa1"
 BLOCK, CHUNK_BLOCKS, CHUNKS, OUTPUTS = 16, 2, 3, 3
 TIGHT = CHUNKS * CHUNK_BLOCKS + 1  # blocks: one request and its outputs fill the pool
 PARAMS = SamplingParams(temperature=0.0, max_tokens=OUTPUTS, ignore_eos=True)
-NOBODY = (NodeId("nobody"), Epoch("never"))
 ROUNDS = 6
 MOST_ROUNDS = 60  # if a busy machine lets no transfer be caught in the first ROUNDS
 WANTED_S = 0.02  # how long the other request wants the pages before the bytes flow again
@@ -88,7 +86,7 @@ def node(single: EmbeddedStore, link: LinkProxy, build: Build) -> Iterator[Recor
         assert connector.plane.wait_connected(PATIENCE_S)
         return connector
 
-    node = RecordingNode("d0", connect, engine=build(TIGHT), lookup_wait_s=PATIENCE_S)
+    node = RecordingNode("d0", connect=connect, engine=build(TIGHT), lookup_wait_s=PATIENCE_S)
     yield node
     link.mend()
     node.close()
@@ -97,7 +95,7 @@ def node(single: EmbeddedStore, link: LinkProxy, build: Build) -> Iterator[Recor
 @pytest.fixture
 def reference(build: Build) -> Iterator[LoopNode]:
     """An undisturbed node without a store."""
-    node = LoopNode("reference", lambda _: NoStore(), engine=build(100))
+    node = LoopNode("reference", engine=build(100))
     yield node
     node.close()
 

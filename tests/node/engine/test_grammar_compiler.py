@@ -15,8 +15,6 @@ from baton_engine.sim.build import SimSettings
 from baton_kvstore.embedded.servers import EmbeddedStore
 from baton_node.ipc.messages import Drain, Drained, Saved, ToEngine
 from baton_node.settings import NodeSettings
-from baton_node.store.null_connector import NoStore
-from baton_protocol.ids import Epoch, NodeId
 from baton_protocol.link import (
     Abort,
     FirstTokens,
@@ -33,7 +31,15 @@ from baton_text.grammars.grammars import Grammars
 from baton_text.grammars.matcher import Matcher
 from baton_text.tokenizer import Tokenizer
 from tests.support.nodes.processes import free_port, linked, make_request, running
-from tests.support.nodes.step_loops import LoopNode, run_alone, settle, spin, store_node
+from tests.support.nodes.step_loops import (
+    NOBODY,
+    LoopNode,
+    run_alone,
+    settle,
+    spin,
+    store_node,
+    with_deadline,
+)
 
 PATIENCE_S = 120.0
 PROMPT = bytes((i * 7) % 95 + 32 for i in range(205))  # 12 blocks of 16 and a tail
@@ -41,7 +47,6 @@ CHUNK2 = SimSettings(chunk_blocks=2, max_batched_tokens=48)
 WORD = grammar_of("regex", "[a-z]{20}")
 DIGITS = grammar_of("regex", "[0-9]{20}")
 BROKEN = grammar_of("grammar", "start: missing")
-NOBODY = (NodeId("nobody"), Epoch("never"))
 
 
 class HeldGrammars(Grammars):
@@ -66,7 +71,7 @@ def held() -> HeldGrammars:
 
 @pytest.fixture
 def node(held: HeldGrammars) -> Iterator[LoopNode]:
-    made = LoopNode("n0", lambda _: NoStore(), grammars=lambda: held)
+    made = LoopNode("n0", grammars=lambda: held)
     yield made
     held.go.set()
     settle([made])
@@ -75,10 +80,6 @@ def node(held: HeldGrammars) -> Iterator[LoopNode]:
 
 def structured(name: str, grammar: str = WORD, attempt: int = 1, **params: Any) -> Request:
     return make_request(name, PROMPT, attempt, structured=StructuredOutput(grammar), **params)
-
-
-def due(request: Request, time_left: float) -> Request:
-    return msgspec.structs.replace(request, time_left=time_left)
 
 
 def matchers(node: LoopNode) -> list[Matcher | None]:
@@ -140,7 +141,7 @@ def test_a_job_without_a_grammar_has_no_matcher_and_loads_no_tokenizer() -> None
     def never() -> Grammars:
         raise AssertionError("no job has a grammar")
 
-    with closing(LoopNode("n0", lambda _: NoStore(), grammars=never)) as node:
+    with closing(LoopNode("n0", grammars=never)) as node:
         given = matchers(node)
         run_alone(node, make_request("r", PROMPT))
         assert given == [None]
@@ -283,7 +284,7 @@ def test_jobs_that_were_aborted_in_the_queue_are_not_compiled(
 def test_a_request_ends_at_its_deadline_while_its_grammar_is_compiled(
     node: LoopNode, held: HeldGrammars
 ) -> None:
-    wait(node, held, RunJob(due(structured("r"), 1000.0)))
+    wait(node, held, RunJob(with_deadline(structured("r"), 1000.0)))
     node.clock_ahead_s += 900
     turn(node)
     assert not node.failures()
@@ -300,7 +301,7 @@ def test_a_request_ends_at_its_deadline_while_its_grammar_is_compiled(
 def test_the_time_that_compiling_takes_counts_towards_the_deadline(
     node: LoopNode, held: HeldGrammars
 ) -> None:
-    wait(node, held, RunJob(due(structured("r"), 1000.0), await_first=True))
+    wait(node, held, RunJob(with_deadline(structured("r"), 1000.0), await_first=True))
     node.clock_ahead_s += 900
     held.go.set()
     spin([node], lambda: not node.compiling, "the grammar")
@@ -375,7 +376,7 @@ def test_a_tokenizer_that_cannot_be_used_fails_the_job_for_this_node_alone() -> 
             raise ArtifactError("tokenizer.json is missing")
         return HeldGrammars()
 
-    with closing(LoopNode("n0", lambda _: NoStore(), grammars=load)) as node:
+    with closing(LoopNode("n0", grammars=load)) as node:
         node.take(RunJob(structured("r")))
         spin([node], lambda: bool(node.failures()), "the refusal")
         error = node.failures()[0].error

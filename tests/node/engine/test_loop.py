@@ -12,19 +12,24 @@ import pytest
 from baton_engine.sim.build import SimSettings
 from baton_kvstore.embedded.servers import EmbeddedStore
 from baton_node.ipc.messages import Drain, Drained, FinishChoice, Saved
-from baton_node.store.null_connector import NoStore
-from baton_protocol.ids import Epoch, NodeId
 from baton_protocol.link import Abort, CacheEvents, FirstTokens, Load, PrefillJob, RunJob
 from tests.support.nodes.processes import make_request
-from tests.support.nodes.step_loops import LoopNode, hand_off, run_alone, settle, spin, store_node
+from tests.support.nodes.step_loops import (
+    NOBODY,
+    LoopNode,
+    hand_off,
+    run_alone,
+    settle,
+    spin,
+    store_node,
+)
 
 PROMPT = bytes((i * 5) % 95 + 32 for i in range(150))
-NOBODY = (NodeId("nobody"), Epoch("never"))
 
 
 @pytest.fixture
 def node() -> Iterator[LoopNode]:
-    node = LoopNode("n0", lambda _: NoStore())
+    node = LoopNode("n0")
     yield node
     settle([node])
     node.close()
@@ -192,7 +197,7 @@ def test_a_parked_request_releases_its_blocks_to_the_running_batch(store: Embedd
         assert decode.loop.counters["fetched_chunks"] == 16
         assert decode.loop.counters["reused_chunks"] == 8
         settle(both)
-        reference = LoopNode("reference", lambda _: NoStore())
+        reference = LoopNode("reference")
         for request in (parked, running):
             ids = prefill.ids(request.id) + decode.ids(request.id)
             assert [ids] == run_alone(reference, request)

@@ -13,7 +13,6 @@ import pytest
 
 from baton_engine.sim.build import SimSettings
 from baton_kvstore.embedded.servers import EmbeddedStore
-from baton_node.store.null_connector import NoStore
 from baton_protocol.ids import RequestId
 from baton_protocol.layout import KVGroup
 from baton_protocol.link import Abort, FirstTokens, NoFirstTokens, PrefillJob, RunJob
@@ -57,8 +56,8 @@ class Router:
                 elif self.rng.random() < 0.2:
                     self.send_first(request, None)
         for request in list(self.waiting.values()):
-            if tokens := self.prefill.tokens(request.id):
-                self.send_first(request, tokens[0].id)
+            if ids := self.prefill.ids(request.id):
+                self.send_first(request, ids[0])
 
     def unfinished(self) -> int:
         return sum(not any(t.finish for t in self.decode.tokens(r)) for r in self.running)
@@ -94,7 +93,7 @@ class Router:
         return not self.waiting and self.unfinished() == 0
 
     def check(self) -> None:
-        reference = LoopNode("reference", lambda _: NoStore(), self.reference)
+        reference = LoopNode("reference", self.reference)
         for request in self.running.values():
             tokens = self.decode.tokens(request.id)
             firsts = self.prefill.ids(request.id)[:1] if tokens[0].offset else []
@@ -112,8 +111,8 @@ def drive(router: Router, turns: int) -> None:
 def finish(router: Router) -> None:
     def finished() -> bool:
         for request in list(router.waiting.values()):
-            if tokens := router.prefill.tokens(request.id):
-                router.send_first(request, tokens[0].id)
+            if ids := router.prefill.ids(request.id):
+                router.send_first(request, ids[0])
         return router.done()
 
     both = (router.prefill, router.decode)

@@ -4,17 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-import msgspec
 import pytest
 
 from baton_engine.sim.build import SimSettings
-from baton_node.store.null_connector import NoStore
 from baton_protocol.ids import Epoch, NodeId
 from baton_protocol.link import Abort, NoFirstTokens, PrefillJob, RunJob
-from baton_protocol.request import Request
 from tests.support.engines.short_of_memory import engine_on, samples_of
 from tests.support.nodes.processes import make_request
-from tests.support.nodes.step_loops import LoopNode, run_alone, settle, spin
+from tests.support.nodes.step_loops import LoopNode, run_alone, settle, spin, with_deadline
 
 PROMPT = bytes((i * 5) % 95 + 32 for i in range(150))
 ONE_AT_A_TIME = SimSettings(chunk_blocks=1, max_num_seqs=1)
@@ -22,19 +19,15 @@ ONE_AT_A_TIME = SimSettings(chunk_blocks=1, max_num_seqs=1)
 
 @pytest.fixture
 def node() -> Iterator[LoopNode]:
-    node = LoopNode("n0", lambda _: NoStore(), ONE_AT_A_TIME)
+    node = LoopNode("n0", ONE_AT_A_TIME)
     yield node
     settle([node])
     node.close()
 
 
-def with_deadline(request: Request, time_left: float) -> Request:
-    return msgspec.structs.replace(request, time_left=time_left)
-
-
 def test_a_request_without_memory_for_a_step_of_its_own_fails_for_good_and_others_go_on() -> None:
     engine, _ = engine_on(lambda number, rows: samples_of(rows) > 4, max_model_len=1000)
-    node = LoopNode("n0", lambda _: NoStore(), engine=engine)
+    node = LoopNode("n0", engine=engine)
     node.take(RunJob(make_request("a", PROMPT)), RunJob(make_request("huge", PROMPT, n=6)))
     node.take(RunJob(make_request("b", PROMPT)))
     spin([node], lambda: bool(node.failures()), "the failure")

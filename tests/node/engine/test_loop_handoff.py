@@ -3,18 +3,18 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator
-from contextlib import ExitStack, closing
+from contextlib import closing
 
 import pytest
 
 from baton_engine.sim.build import SimSettings
 from baton_kvstore.embedded.servers import EmbeddedStore
 from baton_protocol.link import Abort, FirstTokens, NoFirstTokens, PrefillJob, RunJob
-from baton_protocol.request import Request
 from tests.support.nodes.processes import make_request
 from tests.support.nodes.step_loops import (
     LoopNode,
+    NodeMaker,
+    finish_hand_off,
     hand_off,
     run_alone,
     settle,
@@ -31,29 +31,9 @@ CHUNK2 = SimSettings(chunk_blocks=2, max_batched_tokens=48)
 
 
 @pytest.fixture
-def pair(store: EmbeddedStore) -> Iterator[tuple[LoopNode, LoopNode]]:
+def pair(make_node: NodeMaker) -> tuple[LoopNode, LoopNode]:
     """Two nodes that prefill in pieces of 48 tokens, with chunks of 2 blocks."""
-    with ExitStack() as stack:
-        prefill = store_node("p0", store, CHUNK2)
-        stack.callback(prefill.close)
-        decode = store_node("d0", store, CHUNK2)
-        stack.callback(decode.close)
-        yield prefill, decode
-
-
-def finish(pair: tuple[LoopNode, LoopNode], request: Request) -> list[list[int]]:
-    """Wait for the request's end. Return the ids of each choice: the first one is from the prefill
-    node, the others from the decode node."""
-    prefill, decode = pair
-
-    def finished() -> bool:
-        tokens = decode.tokens(request.id)
-        return sum(token.finish is not None for token in tokens) == request.params.n
-
-    spin(pair, finished, "the request's end")
-    settle(pair)
-    choices = range(request.params.n)
-    return [prefill.ids(request.id, c)[:1] + decode.ids(request.id, c) for c in choices]
+    return make_node("p0", CHUNK2), make_node("d0", CHUNK2)
 
 
 def test_a_request_that_is_handed_off_has_the_ids_of_a_single_node(
@@ -61,7 +41,7 @@ def test_a_request_that_is_handed_off_has_the_ids_of_a_single_node(
 ) -> None:
     request = make_request("r", PROMPT, max_tokens=24)
     hand_off(*pair, request)
-    assert finish(pair, request) == undisturbed(request, CHUNK2)
+    assert finish_hand_off(pair, request) == undisturbed(request, CHUNK2)
     prefill, decode = pair[0].loop.counters, pair[1].loop.counters
     assert prefill["published_chunks"] == decode["fetched_chunks"] == decode["reused_chunks"] == 6
     assert decode["fetched_bytes"] == prefill["published_bytes"] == 6 * CHUNK2.layout().chunk_bytes
@@ -81,7 +61,7 @@ def test_the_wait_for_the_prefill_node_is_no_queue_time(
     decode.clock_ahead_s += 1000
     outputs = (tuple(prefill.ids("r")),)
     decode.take(FirstTokens("r", 1, outputs) if first else NoFirstTokens("r", 1, "it is gone"))  # type: ignore[arg-type]
-    finish(pair, request)
+    finish_hand_off(pair, request)
     stats = decode.prompted("r").stats
     assert stats.handoff_ms >= 1e6
     assert stats.queue_ms + stats.fetch_ms + stats.prefill_ms < 1e6
@@ -92,7 +72,7 @@ def test_choices_of_a_seeded_request_differ_and_survive_the_hand_off(
 ) -> None:
     request = make_request("r", PROMPT, n=3, temperature=1.0, seed=7, max_tokens=12)
     hand_off(*pair, request)
-    ids = finish(pair, request)
+    ids = finish_hand_off(pair, request)
     assert ids == undisturbed(request, CHUNK2)
     assert len({tuple(choice) for choice in ids}) == 3
 
@@ -103,7 +83,7 @@ def test_prompts_around_block_and_chunk_boundaries_are_handed_off(
 ) -> None:
     request = make_request("r", PROMPT[:length], max_tokens=20)
     hand_off(*pair, request)
-    assert finish(pair, request) == undisturbed(request, CHUNK2)
+    assert finish_hand_off(pair, request) == undisturbed(request, CHUNK2)
     assert pair[1].loop.counters["reused_chunks"] == length // 32
 
 
@@ -112,7 +92,7 @@ def test_a_second_request_with_the_prefix_computes_only_its_tail_on_any_node(
 ) -> None:
     first = make_request("r1", PROMPT)
     hand_off(*pair, first)
-    finish(pair, first)
+    finish_hand_off(pair, first)
     with closing(store_node("d1", store, CHUNK2)) as third:
         request = make_request("r2", PROMPT + b"and more of it")
         assert run_alone(third, request) == undisturbed(request, CHUNK2)
@@ -120,7 +100,7 @@ def test_a_second_request_with_the_prefix_computes_only_its_tail_on_any_node(
         settle([third])
     again = make_request("r3", PROMPT)
     hand_off(*pair, again)
-    assert finish(pair, again) == undisturbed(again, CHUNK2)
+    assert finish_hand_off(pair, again) == undisturbed(again, CHUNK2)
     assert pair[0].loop.counters["published_chunks"] == 6
     assert pair[0].loop.counters["announced_chunks"] == 6
     assert pair[0].prompted("r3").stats.cached_tokens == 192
@@ -131,7 +111,7 @@ def test_a_prefill_job_fetches_the_stored_prefix_before_it_computes(
 ) -> None:
     first = make_request("r1", PROMPT)
     hand_off(*pair, first)
-    finish(pair, first)
+    finish_hand_off(pair, first)
     with closing(store_node("p1", store, CHUNK2)) as other:
         request = make_request("r2", PROMPT + PROMPT)
         hand_off(other, pair[1], request)
@@ -151,7 +131,7 @@ def test_announcements_that_arrive_before_the_job_are_not_lost(
     spin(pair, lambda: decode.loop.early_entries >= 7, "six chunks and the end as early entries")
     decode.take(RunJob(request, await_first=True))
     decode.take(FirstTokens(request.id, 1, (tuple(prefill.ids("r")),)))
-    assert finish(pair, request) == undisturbed(request, CHUNK2)
+    assert finish_hand_off(pair, request) == undisturbed(request, CHUNK2)
     assert decode.loop.counters["reused_chunks"] == 6
 
 
@@ -184,7 +164,7 @@ def test_a_damaged_chunk_does_not_change_the_tokens(
 ) -> None:
     first = make_request("r1", PROMPT)
     hand_off(*pair, first)
-    finish(pair, first)
+    finish_hand_off(pair, first)
     _damage_one_chunk(store, damage)
     with closing(store_node("d1", store, CHUNK2)) as other:
         request = make_request("r2", PROMPT)
@@ -212,7 +192,7 @@ def test_a_prefill_job_publishes_a_damaged_chunk_again(
 ) -> None:
     first = make_request("r1", PROMPT)
     hand_off(*pair, first)
-    finish(pair, first)
+    finish_hand_off(pair, first)
     _damage_one_chunk(store, "flip")
     other, decode = store_node("p1", store, CHUNK2), store_node("d1", store, CHUNK2)
     both = (other, decode)

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import ExitStack, closing
+from contextlib import closing
 
 import msgspec
 import pytest
@@ -12,12 +11,13 @@ from baton_engine.sim.build import SimSettings
 from baton_kvstore.embedded.servers import EmbeddedStore
 from baton_kvstore.keys import chunk_key
 from baton_protocol.hashing import chunk_hashes
-from baton_protocol.link import Abort, PrefillJob, RunJob
-from baton_protocol.request import Request
+from baton_protocol.link import Abort, RunJob
 from tests.support.nodes.processes import make_request
 from tests.support.nodes.step_loops import (
     LoopNode,
+    NodeMaker,
     hand_off,
+    publish_prompt,
     run_alone,
     settle,
     spin,
@@ -34,23 +34,11 @@ PROMPT = bytes((i * 7) % 95 + 32 for i in range(5 * CHUNK + 9))
 
 
 @pytest.fixture
-def pair(store: EmbeddedStore) -> Iterator[tuple[LoopNode, LoopNode]]:
+def pair(make_node: NodeMaker) -> tuple[LoopNode, LoopNode]:
     """A node that has published PROMPT's chunks, and a node with an empty cache."""
-    with ExitStack() as stack:
-        writer = store_node("writer", store, SETTINGS)
-        stack.callback(writer.close)
-        reader = store_node("reader", store, SETTINGS)
-        stack.callback(reader.close)
-        publish(writer, make_request("filling", PROMPT), 5)
-        yield writer, reader
-
-
-def publish(node: LoopNode, request: Request, chunks: int) -> None:
-    """Publish all chunks of a request with a prefill job."""
-    before = node.loop.counters["published_chunks"]
-    node.take(PrefillJob(request, node.name, node.epoch))
-    spin([node], lambda: node.loop.counters["published_chunks"] == before + chunks, "the puts")
-    settle([node])
+    writer, reader = make_node("writer", SETTINGS), make_node("reader", SETTINGS)
+    assert publish_prompt(writer, make_request("filling", PROMPT)) == 5
+    return writer, reader
 
 
 def delete_chunks(store: EmbeddedStore, node: LoopNode, *chunks: int) -> None:
@@ -114,7 +102,7 @@ def test_a_lost_chunk_is_found_again_once_another_node_has_published_it(
     delete_chunks(store, writer, 2)
     run_alone(reader, make_request("finds the hole", PROMPT))
     settle(pair)
-    publish(writer, make_request("filling again", PROMPT), 1)
+    assert publish_prompt(writer, make_request("filling again", PROMPT)) == 1
     with closing(store_node("other", store, SETTINGS)) as other:
         request = make_request("r", PROMPT)
         assert run_alone(other, request) == undisturbed(request, SETTINGS)
@@ -159,7 +147,7 @@ def test_a_resumed_request_also_fetches_the_chunks_of_its_output(
     generated = tuple(ids[: 2 * CHUNK])
     # A prompt with the same tokens has the same chunk hashes.
     known = msgspec.structs.replace(request, id="known", prompt_ids=request.prompt_ids + generated)
-    publish(writer, known, 2)
+    assert publish_prompt(writer, known) == 2
     resumed = msgspec.structs.replace(request, outputs=(generated,), attempt=2)
     reader.take(RunJob(resumed))
     spin([reader], lambda: len(reader.ids("r")) == 20, "the request's end")

@@ -6,7 +6,6 @@ import pytest
 
 from baton_engine.sim.build import SimSettings
 from baton_node.engine.reporter import AT_LEAST_EVERY_S, SOON_S
-from baton_node.store.null_connector import NoStore
 from baton_protocol.link import Load, PrefillJob, RunJob
 from tests.support.nodes.processes import make_request
 from tests.support.nodes.step_loops import LoopNode
@@ -17,7 +16,7 @@ HOUR_S = 3600.0
 @pytest.fixture
 def node() -> LoopNode:
     settings = SimSettings(chunk_blocks=1, max_batched_tokens=64)
-    return LoopNode("n0", lambda _: NoStore(), settings, load_every_s=HOUR_S)
+    return LoopNode("n0", settings, load_every_s=HOUR_S)
 
 
 def loads(node: LoopNode) -> list[tuple[int, int, int]]:

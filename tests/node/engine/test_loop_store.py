@@ -14,15 +14,22 @@ from baton_engine.sim.build import SimSettings
 from baton_kvstore.embedded.servers import EmbeddedStore
 from baton_node.engine.outgoing_blocks import STILL_S
 from baton_node.store.null_connector import NoStore
-from baton_protocol.ids import BlockHash, Epoch, NodeId, RequestId
+from baton_protocol.ids import BlockHash, RequestId
 from baton_protocol.link import Abort, Load, NoFirstTokens, PrefillJob, RunJob
 from baton_protocol.store import StoreHealth
 from tests.support.nodes.processes import make_request
-from tests.support.nodes.step_loops import LoopNode, hand_off, run_alone, settle, spin, store_node
+from tests.support.nodes.step_loops import (
+    NOBODY,
+    LoopNode,
+    hand_off,
+    run_alone,
+    settle,
+    spin,
+    store_node,
+)
 from tests.support.stores.kvstore import frozen
 
 PROMPT = bytes((i * 7) % 95 + 32 for i in range(330))
-NOBODY = (NodeId("nobody"), Epoch("never"))
 HOUR_S = 3600.0
 
 
@@ -47,7 +54,7 @@ class SwitchableStore(NoStore):
 
 def switchable(*, healthy: bool, **options: Any) -> tuple[LoopNode, SwitchableStore]:
     connector = SwitchableStore(healthy=healthy)
-    return LoopNode("n0", lambda _: connector, None, **options), connector
+    return LoopNode("n0", connect=lambda _: connector, **options), connector
 
 
 def first_token(node: LoopNode, request: RequestId) -> None:
@@ -79,7 +86,7 @@ def test_a_change_of_the_stores_health_is_reported_at_once() -> None:
 
 
 def test_a_node_without_a_store_reports_none() -> None:
-    node = LoopNode("n0", lambda _: NoStore())
+    node = LoopNode("n0")
     node.loop.turn()
     assert reported_health(node) == ["none"]
     node.close()

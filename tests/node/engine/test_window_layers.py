@@ -6,8 +6,6 @@ The simulated engine's tokens depend on every byte of KV that the windows still 
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -19,17 +17,18 @@ from baton_kvstore.embedded.servers import EmbeddedStore
 from baton_kvstore.keys import chunk_key
 from baton_node.ipc.messages import Drain, Drained
 from baton_protocol.hashing import chunk_hashes
-from baton_protocol.layout import VALUE_HEADER_BYTES, KVGroup
+from baton_protocol.layout import VALUE_HEADER_BYTES, KVGroup, KVLayout
 from baton_protocol.link import Abort, NoFirstTokens, PrefillJob, RunJob
-from baton_protocol.request import Request
 from tests.support.nodes.processes import make_request
 from tests.support.nodes.step_loops import (
     LoopNode,
+    NodeMaker,
+    finish_hand_off,
     hand_off,
+    publish_prompt,
     run_alone,
     settle,
     spin,
-    store_node,
     undisturbed,
 )
 from tests.support.stores.kvstore import plain_client
@@ -61,17 +60,18 @@ KINDS = {
 class Pool:
     """Makes nodes on one store."""
 
-    store: EmbeddedStore
+    make_node: NodeMaker
     settings: SimSettings
-    stack: ExitStack
-
-    def node(self, name: str, **options: Any) -> LoopNode:
-        node = store_node(name, self.store, self.settings, **options)
-        self.stack.callback(node.close)
-        return node
 
     @property
-    def layout(self) -> Any:
+    def store(self) -> EmbeddedStore:
+        return self.make_node.store
+
+    def node(self, name: str, **options: Any) -> LoopNode:
+        return self.make_node(name, self.settings, **options)
+
+    @property
+    def layout(self) -> KVLayout:
         return self.settings.layout()
 
     @property
@@ -99,32 +99,15 @@ class Pool:
 
 
 @pytest.fixture(params=list(KINDS.values()), ids=list(KINDS))
-def pool(request: pytest.FixtureRequest, store: EmbeddedStore) -> Iterator[Pool]:
-    with ExitStack() as stack:
-        yield Pool(store, request.param, stack)
-
-
-def finish(nodes: tuple[LoopNode, LoopNode], request: Request) -> list[list[int]]:
-    """Wait for the end of a request that is handed off, and return its ids."""
-    prefill, decode = nodes
-    count = request.params.max_tokens
-    assert count is not None
-    spin(nodes, lambda: len(decode.ids(request.id)) == count - 1, "the request's end")
-    settle(nodes)
-    return [prefill.ids(request.id) + decode.ids(request.id)]
-
-
-def publish(node: LoopNode, request: Request) -> None:
-    node.take(PrefillJob(request, node.name, node.epoch))
-    spin([node], lambda: bool(node.tokens(request.id)) and node.loop.idle, "the puts")
-    settle([node])
+def pool(request: pytest.FixtureRequest, make_node: NodeMaker) -> Pool:
+    return Pool(make_node, request.param)
 
 
 def test_of_the_windows_only_the_last_tokens_travel(pool: Pool) -> None:
     prefill, decode = nodes = (pool.node("p"), pool.node("d"))
     request = make_request("r", PROMPT)
     hand_off(*nodes, request)
-    assert finish(nodes, request) == undisturbed(request, pool.settings)
+    assert finish_hand_off(nodes, request) == undisturbed(request, pool.settings)
     expected = pool.window_bytes
     assert pool.stored_bytes() == expected < CHUNKS * pool.layout.chunk_bytes * 0.6
     assert prefill.loop.counters["published_bytes"] == expected
@@ -135,7 +118,7 @@ def test_of_the_windows_only_the_last_tokens_travel(pool: Pool) -> None:
 
 def test_a_longer_prompt_continues_from_the_windows_of_a_shorter_one(pool: Pool) -> None:
     writer, reader = pool.node("w"), pool.node("r")
-    publish(writer, make_request("first", PROMPT))
+    publish_prompt(writer, make_request("first", PROMPT))
     request = make_request("next", PROMPT + PROMPT[:300])
     assert run_alone(reader, request) == undisturbed(request, pool.settings)
     settle([reader])
@@ -145,7 +128,7 @@ def test_a_longer_prompt_continues_from_the_windows_of_a_shorter_one(pool: Pool)
 
 def test_without_the_windows_at_its_end_a_stored_prefix_is_not_fetched(pool: Pool) -> None:
     writer, reader = pool.node("w"), pool.node("r")
-    publish(writer, make_request("first", PROMPT))
+    publish_prompt(writer, make_request("first", PROMPT))
     request = make_request("shorter", PROMPT[: 20 * CHUNK + TAIL])
     assert run_alone(reader, request) == undisturbed(request, pool.settings)
     settle([reader])
@@ -154,12 +137,12 @@ def test_without_the_windows_at_its_end_a_stored_prefix_is_not_fetched(pool: Poo
 
 
 def test_chunks_that_miss_windows_are_put_again_with_them(pool: Pool) -> None:
-    publish(pool.node("w"), make_request("first", PROMPT))
+    publish_prompt(pool.node("w"), make_request("first", PROMPT))
     before, layout = pool.stored_bytes(), pool.layout
     prefill, decode = nodes = (pool.node("p"), pool.node("d"))
     request = make_request("shorter", PROMPT[: 20 * CHUNK + TAIL])
     hand_off(*nodes, request)
-    assert finish(nodes, request) == undisturbed(request, pool.settings)
+    assert finish_hand_off(nodes, request) == undisturbed(request, pool.settings)
     added = COMPLETE * (layout.chunk_bytes - layout.full_groups_bytes)
     assert pool.stored_bytes() == before + added
     assert prefill.loop.counters["published_chunks"] == COMPLETE
@@ -170,11 +153,11 @@ def test_chunks_that_miss_windows_are_put_again_with_them(pool: Pool) -> None:
 @pytest.mark.parametrize("lost", [CHUNKS - 1, CHUNKS - COMPLETE, 5])
 def test_a_lost_chunk_costs_computing_and_no_token(pool: Pool, lost: int) -> None:
     writer, decode = nodes = (pool.node("w"), pool.node("d"))
-    publish(writer, make_request("first", PROMPT))
+    publish_prompt(writer, make_request("first", PROMPT))
     pool.delete(writer, lost)
     request = make_request("r", PROMPT)
     hand_off(*nodes, request)
-    assert finish(nodes, request) == undisturbed(request, pool.settings)
+    assert finish_hand_off(nodes, request) == undisturbed(request, pool.settings)
     needed = lost >= CHUNKS - COMPLETE or pool.layout.num_full_groups
     assert decode.loop.counters["lost_chunks"] == bool(needed)
 
@@ -193,7 +176,8 @@ def test_after_a_failover_the_windows_at_the_end_of_the_output_are_there(pool: P
     spin([second], lambda: len(second.ids("r")) == 10, "the rest of the answer")
     settle([second])
     assert second.ids("r") == ids[known:] == undisturbed(request, pool.settings)[0][known:]
-    fetched = chunks if pool.layout.num_full_groups else pool.layout.window // CHUNK + 1
+    window = pool.layout.window or 0
+    fetched = chunks if pool.layout.num_full_groups else window // CHUNK + 1
     assert second.loop.counters["fetched_chunks"] == fetched
     assert second.loop.counters["used_blocks"] == 2 * fetched
 

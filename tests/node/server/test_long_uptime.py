@@ -10,7 +10,6 @@ from baton_engine.sim.build import SimSettings
 from baton_kvstore.embedded.servers import EmbeddedStore
 from baton_node.ipc.messages import Drain, Undrain
 from baton_node.server.uncounted_jobs import UncountedJobs
-from baton_node.store.null_connector import NoStore
 from baton_protocol.errors import ErrorRecord
 from baton_protocol.ids import Epoch, NodeId
 from baton_protocol.link import Abort, JobFailed, Load, NoFirstTokens, PrefillJob, RunJob
@@ -59,7 +58,7 @@ def run_hour(node: LoopNode, hour: int) -> None:
 
 
 def test_a_node_without_work_for_years_serves_as_before() -> None:
-    node = LoopNode("n0", lambda _: NoStore(), SETTINGS)
+    node = LoopNode("n0", SETTINGS)
     try:
         request = make_request("first", prompt(1))
         ids = run_alone(node, request)
@@ -92,7 +91,7 @@ def check_growth(node: LoopNode, hours: int) -> None:
 
 
 def test_a_node_does_not_grow_in_a_day_of_work() -> None:
-    node = LoopNode("n0", lambda _: NoStore(), SETTINGS)
+    node = LoopNode("n0", SETTINGS)
     try:
         check_growth(node, 24)
     finally:

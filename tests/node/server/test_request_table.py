@@ -38,11 +38,6 @@ from tests.support.nodes.request_tables import (
 REPLY = b"one two three"
 
 
-@pytest.fixture
-def node() -> TableNode:
-    return TableNode()
-
-
 # --- attempts, aborts, grace --------------------------------------------------------------------
 
 

@@ -31,11 +31,6 @@ from tests.support.nodes.request_tables import (
 REPLY = b"one two three"
 
 
-@pytest.fixture
-def node() -> TableNode:
-    return TableNode()
-
-
 @pytest.mark.parametrize("seen", range(1, 7))
 def test_a_router_that_reconnects_gets_the_missed_deltas_and_the_later_ones(
     node: TableNode, seen: int

@@ -24,11 +24,6 @@ STATS = RequestStats(
 )
 
 
-@pytest.fixture
-def node() -> TableNode:
-    return TableNode()
-
-
 def traced(flags: str = "01", **params: int) -> Request:
     request = make_request("r", b"prompt", **params)
     return msgspec.structs.replace(request, traceparent=f"00-{TRACE}-{PARENT}-{flags}")

@@ -23,7 +23,6 @@ from baton_engine.sim.build import SimSettings
 from baton_kvstore.index.markers import Index
 from baton_kvstore.keys import chunk_key, marker_key
 from baton_node.store.address import StoreAddress
-from baton_node.store.null_connector import NoStore
 from baton_protocol.hashing import chunk_hashes
 from baton_protocol.ids import BlockHash, Epoch, NodeId, RequestId
 from baton_protocol.link import FirstTokens, PrefillJob, RunJob
@@ -33,7 +32,7 @@ from baton_protocol.wire import Codec
 from tests.support.kv_faults.nodes import Pages, RecordingConnector, RecordingNode, Wrap, pages
 from tests.support.kv_faults.store_servers import KVServers
 from tests.support.nodes.processes import make_request
-from tests.support.nodes.step_loops import LoopNode, run_alone
+from tests.support.nodes.step_loops import NOBODY, LoopNode, run_alone
 from tests.support.stores.kvstore import PATIENT, patient_index, wait_until
 from tests.support.wires.link_proxy import LinkProxy, Mishap
 from tests.support.wires.wire import WireLoop
@@ -46,7 +45,6 @@ OUTPUTS = 8
 SMALL = SimSettings(chunk_blocks=1, num_blocks=96, max_batched_tokens=2 * BLOCK)
 # 128 KiB per chunk: a transfer takes time and many packets.
 LARGE = replace(SMALL, layers=8, kv_heads=4, head_dim=32)
-NOBODY = (NodeId("nobody"), Epoch("never"))
 MACHINE_S = 30.0  # allowance for a busy machine, beyond the fault's own limit
 PATIENCE_S = 120.0
 TRIES = 3  # to store a prompt without a fault
@@ -83,7 +81,7 @@ class KVTestbed:
         self._loop = WireLoop()
         self._links: dict[tuple[str, str], LinkProxy] = {}
         reference = replace(settings, num_blocks=SMALL.num_blocks)
-        self._reference = LoopNode("reference", lambda _: NoStore(), reference)
+        self._reference = LoopNode("reference", reference)
         self._expected_ids: dict[tuple[tuple[int, ...], str], list[int]] = {}
         self._num_references = 0
         self._replaced_pages: Pages = {}
@@ -117,8 +115,8 @@ class KVTestbed:
         if name not in self.nodes:
             self.nodes[name] = RecordingNode(
                 name,
-                lambda engine: self._connect(name, engine, wrap),
                 settings or self.settings,
+                connect=lambda engine: self._connect(name, engine, wrap),
                 fetch="always",
                 lookup_wait_s=PATIENT_LOOKUP_S if self.patient else LOOKUP_S,
             )

@@ -7,9 +7,12 @@ happens between two steps.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing
 from typing import Any
+
+import msgspec
+import pytest
 
 from baton_cli.engine_process import build_loop
 from baton_engine.core.engine_core import EngineCore
@@ -34,6 +37,7 @@ from baton_text.tokenizer import Tokenizer
 from tests.support.stores.kvstore import PATIENT, patient_index
 
 PATIENCE_S = 120.0
+NOBODY = (NodeId("nobody"), Epoch("never"))  # the decode node of a prefill job without one
 
 
 class FakePort(EngineSocket):
@@ -59,16 +63,22 @@ def byte_grammars() -> Grammars:
     return Grammars(Tokenizer.from_artifacts(byte_artifacts()), BYTE_VOCAB_SIZE)
 
 
+def without_store(engine: EngineCore) -> NoStore:
+    return NoStore()
+
+
 class LoopNode:
-    """One node without its server, with a simulated engine unless `engine` is given. Its clock is
+    """One node without its server, with a simulated engine unless `engine` is given, and without a
+    store unless `connect` returns a connector to one. Its clock is
     `clock_ahead_s` ahead of the real one; `grammars` makes its grammar compiler. It fetches
     everything that the store has, although a simulated engine computes at no cost."""
 
     def __init__(
         self,
         name: str,
-        connect: Callable[[EngineCore], KVConnector],
         settings: SimSettings | None = None,
+        *,
+        connect: Callable[[EngineCore], KVConnector] = without_store,
         engine: EngineCore | None = None,
         grammars: Callable[[], Grammars] = byte_grammars,
         **options: Any,
@@ -164,7 +174,34 @@ def store_node(
         return connector
 
     # Wait long for lookups: on a busy machine the node must not compute what the store holds.
-    return LoopNode(name, connect, settings, **{"lookup_wait_s": PATIENCE_S, **options})
+    return LoopNode(name, settings, connect=connect, **{"lookup_wait_s": PATIENCE_S, **options})
+
+
+class NodeMaker:
+    """Makes nodes on one store, or on the store `on`; close() closes them all."""
+
+    def __init__(self, store: EmbeddedStore) -> None:
+        self.store = store
+        self._nodes: list[LoopNode] = []
+
+    def __call__(self, name: str, settings: SimSettings | None = None, **options: Any) -> LoopNode:
+        self._nodes.append(store_node(name, options.pop("on", self.store), settings, **options))
+        return self._nodes[-1]
+
+    def close(self) -> None:
+        for node in self._nodes:
+            node.close()
+
+
+@pytest.fixture
+def make_node(store: EmbeddedStore) -> Iterator[NodeMaker]:
+    """Makes nodes on the test's store and closes them."""
+    with closing(NodeMaker(store)) as maker:
+        yield maker
+
+
+def with_deadline(request: Request, time_left: float) -> Request:
+    return msgspec.structs.replace(request, time_left=time_left)
 
 
 def spin(nodes: Sequence[LoopNode], condition: Callable[[], bool], what: str) -> None:
@@ -197,6 +234,30 @@ def hand_off(
         decode.take(FirstTokens(request.id, request.attempt, outputs))
 
 
+def finish_hand_off(pair: Sequence[LoopNode], request: Request) -> list[list[int]]:
+    """Wait for the end of a request that hand_off() started. Return the ids of each choice: the
+    first one is from the prefill node, the others from the decode node."""
+    prefill, decode = pair
+
+    def finished() -> bool:
+        tokens = decode.tokens(request.id)
+        return sum(token.finish is not None for token in tokens) == request.params.n
+
+    spin(pair, finished, "the request's end")
+    settle(pair)
+    choices = range(request.params.n)
+    return [prefill.ids(request.id, c)[:1] + decode.ids(request.id, c) for c in choices]
+
+
+def publish_prompt(node: LoopNode, request: Request) -> int:
+    """Run a prefill job until its chunks are stored. Return how many chunks the node has put."""
+    before = node.loop.counters["published_chunks"]
+    node.take(PrefillJob(request, node.name, node.epoch))
+    spin([node], lambda: bool(node.tokens(request.id)) and node.loop.idle, "the puts")
+    settle([node])
+    return int(node.loop.counters["published_chunks"] - before)
+
+
 def run_alone(node: LoopNode, request: Request) -> list[list[int]]:
     """Return the ids of each choice as one node computes them alone."""
     node.take(RunJob(request))
@@ -211,5 +272,5 @@ def run_alone(node: LoopNode, request: Request) -> list[list[int]]:
 
 def undisturbed(request: Request, settings: SimSettings) -> list[list[int]]:
     """Return the ids of each choice as a node without a store computes them."""
-    with closing(LoopNode("undisturbed", lambda _: NoStore(), settings)) as node:
+    with closing(LoopNode("undisturbed", settings)) as node:
         return run_alone(node, request)
