@@ -224,7 +224,7 @@ def test_a_batch_without_filters_is_not_marked_as_filtered() -> None:
 
 SPECIAL = {
     "bans": ({"banned": (4,)}, True, {}),
-    "penalties": ({"seen": PenaltyCounts((1,), {})}, True, {}),
+    "penalties": ({"penalty_counts": PenaltyCounts((1,), {})}, True, {}),
     "biases": ({"params": SamplingParams(logit_bias=((1, 1.0),))}, True, {}),
     "allowed ids": ({"params": SamplingParams(allowed_token_ids=(1,))}, True, {}),
     "logprobs": ({"params": SamplingParams(logprobs=3)}, False, {1: 3}),
