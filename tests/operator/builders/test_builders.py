@@ -100,7 +100,9 @@ def test_a_new_node_image_changes_the_revision_and_a_new_router_image_does_not()
 def test_simulated_nodes_use_the_node_image_if_no_sim_image_is_configured() -> None:
     images = msgspec.structs.replace(IMAGES, sim="")
     built = nodes(sample_pool("sim", Installation(images=images)), "decode")
-    assert [one["image"] for one in containers(built["spec"]["template"])] == [IMAGES.node]
+    assert [container["image"] for container in containers(built["spec"]["template"])] == [
+        IMAGES.node
+    ]
 
 
 @pytest.mark.parametrize("name", SAMPLES)
@@ -198,7 +200,7 @@ def test_pods_use_the_operator_s_pull_policy_and_pull_secrets() -> None:
     installation = Installation(images=IMAGES, pull_policy="Never", pull_secrets=("one", "two"))
     for template in templates(build_pool(sample_pool("hub", installation))).values():
         assert template["spec"]["imagePullSecrets"] == [{"name": "one"}, {"name": "two"}]
-        assert {one["imagePullPolicy"] for one in containers(template)} == {"Never"}
+        assert {container["imagePullPolicy"] for container in containers(template)} == {"Never"}
     for template in templates(build_pool(sample_pool("hub", INSTALLATION))).values():
         assert "imagePullSecrets" not in template["spec"]
         assert not any("imagePullPolicy" in one for one in containers(template))
