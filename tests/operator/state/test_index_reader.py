@@ -19,6 +19,7 @@ import redis
 from baton_kvstore.connection.endpoint import with_login
 from baton_kvstore.index.registry import Registry
 from baton_operator.api.pool import Pool
+from baton_operator.api.status import PoolStatus
 from baton_operator.state.index_reader import IndexReader, Login, index_url_of
 from baton_operator.state.index_timing import (
     FIRST_RETRY_S,
@@ -267,7 +268,7 @@ async def test_a_silent_index_is_read_with_a_backoff_until_it_answers(url: str) 
     ],
 )
 def test_the_pause_between_reads_depends_on_the_state_of_the_pool(
-    pool: Pool, seen: Observed, status: Any, pause: float | None
+    pool: Pool, seen: Observed, status: PoolStatus | None, pause: float | None
 ) -> None:
     assert pause_s(pool, seen, status) == pause
 
