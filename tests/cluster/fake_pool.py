@@ -53,7 +53,7 @@ class FakeRouter:
 
     def targets(self, action: str) -> list[str]:
         """The nodes of the calls of this action, one entry per call."""
-        return [one.node for one in self.calls if one.action == action]
+        return [call.node for call in self.calls if call.action == action]
 
     def answer(self, path: str, token: str, body: Body) -> tuple[int, Body]:
         _, _, node, action = path.split("/")
@@ -208,7 +208,7 @@ class FakePool:
         pods = self.pool.pods(revision=revision)
         wanted = roles or ROLES
         return names(
-            [one for one in pods if one["metadata"]["labels"]["baton.dev/component"] in wanted]
+            [pod for pod in pods if pod["metadata"]["labels"]["baton.dev/component"] in wanted]
         )
 
     def wait_pods(self, revision: str, role: Role, count: int = 1) -> list[str]:
@@ -269,7 +269,10 @@ class FakePool:
     def _ready_nodes(self) -> int:
         pods = self.pool.pods(component="decode")
         conditions = [one for pod in pods for one in pod["status"].get("conditions") or ()]
-        return sum({"type": "Ready", "status": "True"}.items() <= one.items() for one in conditions)
+        return sum(
+            {"type": "Ready", "status": "True"}.items() <= condition.items()
+            for condition in conditions
+        )
 
     def _is_counted(self) -> bool:
         budget = self.pool.child("PodDisruptionBudget", "decode")
@@ -280,7 +283,7 @@ class FakePool:
 
 
 def names(pods: list[Body]) -> list[str]:
-    return sorted(one["metadata"]["name"] for one in pods)
+    return sorted(pod["metadata"]["name"] for pod in pods)
 
 
 @contextmanager

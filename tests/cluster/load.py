@@ -118,15 +118,21 @@ class Load:
 
     def check_running(self) -> None:
         """Raise AssertionError if a client has ended."""
-        assert not any(one.done() for one in self._clients), "a client has ended before its time"
+        assert not any(client.done() for client in self._clients), (
+            "a client has ended before its time"
+        )
 
     def requests(self) -> list[str]:
         """The ids of all answered requests."""
-        return [one.streamed.request for one in self._answers if one.streamed.request]
+        return [answer.streamed.request for answer in self._answers if answer.streamed.request]
 
     def errors(self) -> list[Json]:
         """The errors that ended answers so far."""
-        return [one.streamed.error or {"code": one.code} for one in self._answers if one.code]
+        return [
+            answer.streamed.error or {"code": answer.code}
+            for answer in self._answers
+            if answer.code
+        ]
 
     def check(
         self,
@@ -144,7 +150,7 @@ class Load:
             assert list(checks), "no client has sent a request"
         return Tally(
             streams=len(self._answers),
-            tokens=sum(_tokens(one.streamed.result) for one in self._answers),
+            tokens=sum(_tokens(answer.streamed.result) for answer in self._answers),
             first_s=max(one.first_s for one in self._answers),
             pause_s=max(one.pause_s for one in self._answers),
             errors=Counter(one.code for one in self._answers if one.code),

@@ -83,7 +83,7 @@ class Operator:
         self._processes = Processes(folder / "logs", str(folder))
         self._log = folder / "logs" / f"{NAME}.log"
         self._ports = [reserve_port("127.0.0.1", 0) for _ in range(2)]
-        self.health_port, self.metrics_port = (one.getsockname()[1] for one in self._ports)
+        self.health_port, self.metrics_port = (port.getsockname()[1] for port in self._ports)
         self._command = [
             "env",
             f"KUBECONFIG={kubeconfig}",
@@ -323,7 +323,7 @@ class Pool:
     def events(self, reason: str) -> list[str]:
         """The messages of the events with this reason."""
         items = self._api_client.get(EVENT.path(self.namespace))["items"]
-        return [one["note"] for one in items if one["reason"] == reason]
+        return [item["note"] for item in items if item["reason"] == reason]
 
     @property
     def _path(self) -> str:
@@ -344,7 +344,7 @@ class Pool:
 
 
 def _kind(name: str) -> ObjectKind:
-    [known] = [one for one in CHILDREN if one.kind == name]
+    [known] = [child for child in CHILDREN if child.kind == name]
     return known
 
 

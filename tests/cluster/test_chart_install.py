@@ -247,7 +247,9 @@ def test_the_chart_can_be_installed_again_over_kept_crds_and_pools(
 
 
 def test_with_a_foreign_crd_the_chart_installs_only_without_its_own(site: ChartSite) -> None:
-    [crd] = [one for one in manifests(site.kubernetes) if one["metadata"]["name"] == CRD]
+    [crd] = [
+        manifest for manifest in manifests(site.kubernetes) if manifest["metadata"]["name"] == CRD
+    ]
     site.kubectl("apply", "--server-side", "-f", "-", stdin=json.dumps(crd))
     with pytest.raises(CommandFailed, match="invalid ownership metadata"):
         site.install()

@@ -133,7 +133,7 @@ class AccessCheck(NamedTuple):
 
 def allowed(kubernetes: Kubernetes, namespace: str, checks: list[AccessCheck]) -> set[AccessCheck]:
     user = f"system:serviceaccount:{namespace}:{OPERATOR}"
-    reviews = yaml.safe_dump_all(one.review(user) for one in checks)
+    reviews = yaml.safe_dump_all(check.review(user) for check in checks)
     answers = kubernetes.kubectl(
         "create", "-o=jsonpath={.status.allowed}{'\\n'}", "-f", "-", stdin=reviews
     )
@@ -147,7 +147,9 @@ def apply_rights(kubernetes: Kubernetes, namespace: str, *args: str) -> None:
     needs("own_cluster")  # some of these objects are cluster-wide
     kinds = {"Role", "RoleBinding", "ClusterRole", "ClusterRoleBinding", "ServiceAccount"}
     objects = [
-        one for one in manifests(kubernetes, *args, namespace=namespace) if one["kind"] in kinds
+        manifest
+        for manifest in manifests(kubernetes, *args, namespace=namespace)
+        if manifest["kind"] in kinds
     ]
     kubernetes.kubectl("apply", "-f", "-", stdin=yaml.safe_dump_all(objects))
 
@@ -220,7 +222,7 @@ def rules_of(role: Manifest) -> RuleTable:
 
 
 def as_table(rules: Iterable[PermissionRule]) -> RuleTable:
-    return {(one.group, one.resource, one.names): set(one.verbs) for one in rules}
+    return {(rule.group, rule.resource, rule.names): set(rule.verbs) for rule in rules}
 
 
 def test_the_chart_s_rules_are_those_of_the_operator_s_permissions(
@@ -234,9 +236,9 @@ def test_the_chart_s_rules_are_those_of_the_operator_s_permissions(
 
 
 def test_no_rule_has_a_wildcard(control_plane: Kubernetes) -> None:
-    for one in manifests(control_plane, "--set=operator.replicas=2"):
-        if one["kind"] in {"Role", "ClusterRole"}:
-            assert "*" not in json.dumps(one["rules"])
+    for manifest in manifests(control_plane, "--set=operator.replicas=2"):
+        if manifest["kind"] in {"Role", "ClusterRole"}:
+            assert "*" not in json.dumps(manifest["rules"])
 
 
 def with_token(
@@ -251,7 +253,7 @@ def with_token(
     path = "{.metadata.name} {.spec.volumes[*].projected.sources[*].serviceAccountToken}{'\\n'}"
     args = ("create", "--dry-run=server", f"-o=jsonpath={path}", "-f", "-")
     # JSON, because kubectl's YAML reads a digest such as 12e34567 as a number.
-    stdin = "".join(f"{json.dumps(one)}\n---\n" for one in pod_manifests)
+    stdin = "".join(f"{json.dumps(manifest)}\n---\n" for manifest in pod_manifests)
     lines = kubernetes.kubectl(*args, stdin=stdin).splitlines()
     return {line.split()[0]: len(line.split()) > 1 for line in lines}
 

@@ -320,7 +320,7 @@ def test_the_network_policy_allows_only_metrics_and_only_from_monitoring_if_give
 ) -> None:
     policies, operator = operator_policies(control_plane, *args)
     places = (PROMETHEUS, NEIGHBOUR)
-    assert [one for one in places if may_connect(policies, one, operator, 8081)] == callers
+    assert [place for place in places if may_connect(policies, place, operator, 8081)] == callers
     assert not any(may_connect(policies, one, operator, 8080) for one in places)
 
 

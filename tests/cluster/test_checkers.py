@@ -226,7 +226,7 @@ def findings(checkers: Path, shipped: Path) -> dict[str, list[Finding]]:
 
 def matches(row: Accepted, checker: str, finding: Finding) -> bool:
     by_check = any(fnmatchcase(finding.check, one) for one in row.checks.get(checker, ()))
-    return by_check and any(fnmatchcase(finding.file, one) for one in row.files)
+    return by_check and any(fnmatchcase(finding.file, file) for file in row.files)
 
 
 @pytest.mark.parametrize("checker", CHECKERS)
@@ -234,9 +234,9 @@ def test_every_finding_of_a_checker_is_accepted_with_a_reason(
     findings: dict[str, list[Finding]], checker: str
 ) -> None:
     assert [
-        one
-        for one in findings[checker]
-        if one.file != BAD_FILE and not any(matches(row, checker, one) for row in ACCEPTED)
+        finding
+        for finding in findings[checker]
+        if finding.file != BAD_FILE and not any(matches(row, checker, finding) for row in ACCEPTED)
     ] == []
 
 
@@ -261,5 +261,5 @@ def test_every_accepted_finding_still_occurs(findings: dict[str, list[Finding]])
 def test_each_checker_finds_the_bad_manifest(
     findings: dict[str, list[Finding]], checker: str
 ) -> None:
-    checks = {one.check for one in findings[checker] if one.file == BAD_FILE}
+    checks = {finding.check for finding in findings[checker] if finding.file == BAD_FILE}
     assert checks >= BAD_CHECKS[checker]

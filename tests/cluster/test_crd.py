@@ -90,7 +90,7 @@ def test_a_bad_pool_is_refused_with_field_and_remedy(
     text = caught.value.read().decode()
     status = json.loads(text)
     causes = status.get("details", {}).get("causes", ())
-    messages = [f"{one.get('field', '')}: {one['message']}" for one in causes]
+    messages = [f"{cause.get('field', '')}: {cause['message']}" for cause in causes]
     lines = messages or [status["message"]]
     assert [line for line in lines if case.field in line and case.remedy in line], lines
     assert "geheim" not in text

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
 from typing import Any, NamedTuple
 
 import pytest
@@ -11,7 +10,6 @@ import pytest
 from baton_operator.api.crd import crd
 from tests.cluster.applied_pools import Json, apply, pool, write_status
 from tests.cluster.crd_cases import DATA, SIM, external
-from tests.cluster.installed import definition
 from tests.cluster.machine.client import CommandFailed, Kubernetes
 
 # Other fields that paths in ATOMIC require.
@@ -24,12 +22,6 @@ DUPLICATES = (
     ("router.httpRoute.parentRefs", [{"name": "a"}, {"name": "a", "namespace": ""}]),
     ("router.httpRoute", {"parentRefs": [{"name": "a"}], "hostnames": ["a.b", "a.b"]}),
 )
-
-
-@pytest.fixture(scope="module")
-def cluster(control_plane: Kubernetes) -> Iterator[Kubernetes]:
-    with definition(control_plane, crd()):
-        yield control_plane
 
 
 def value_at(value: Any, path: str) -> Any:
@@ -80,12 +72,12 @@ def spec_with_required(case: Merged, items: list[Any]) -> Json:
 
 @pytest.mark.parametrize("case", MERGED, ids=lambda case: case.path)
 def test_two_managers_of_a_list_each_own_only_their_items(
-    cluster: Kubernetes, namespace: str, case: Merged
+    plane: Kubernetes, namespace: str, case: Merged
 ) -> None:
-    apply(cluster, namespace, "platform", SIM | spec_with_required(case, [case.first]))
-    both = apply(cluster, namespace, "team", spec_with_required(case, [case.second]))
+    apply(plane, namespace, "platform", SIM | spec_with_required(case, [case.first]))
+    both = apply(plane, namespace, "team", spec_with_required(case, [case.second]))
     assert value_at(both, case.path) == [case.first, case.second]
-    left = apply(cluster, namespace, "platform", SIM)
+    left = apply(plane, namespace, "platform", SIM)
     assert value_at(left, case.path) == [case.second]
 
 
@@ -107,16 +99,16 @@ ATOMIC = (
 
 @pytest.mark.parametrize(("path", "first", "second"), ATOMIC, ids=[path for path, *_ in ATOMIC])
 def test_an_atomic_field_has_one_manager_and_a_conflict_names_it(
-    cluster: Kubernetes, namespace: str, path: str, first: Any, second: Any
+    plane: Kubernetes, namespace: str, path: str, first: Any, second: Any
 ) -> None:
     required = SIM | REQUIRED.get(path, {})
-    apply(cluster, namespace, "platform", merged(required, spec_with(path, first)))
+    apply(plane, namespace, "platform", merged(required, spec_with(path, first)))
     with pytest.raises(CommandFailed) as caught:
-        apply(cluster, namespace, "team", spec_with(path, second))
+        apply(plane, namespace, "team", spec_with(path, second))
     assert "platform" in caught.value.error
     assert f".spec.{path}" in caught.value.error
     with_required = merged(REQUIRED.get(path, {}), spec_with(path, second))
-    forced = apply(cluster, namespace, "team", with_required, "--force-conflicts")
+    forced = apply(plane, namespace, "team", with_required, "--force-conflicts")
     stored = value_at(forced, path)
     if isinstance(second, dict):
         stored = {key: stored[key] for key in second}
@@ -137,11 +129,11 @@ def merged(one: Json, other: Json) -> Json:
 
 @pytest.mark.parametrize(("path", "value"), DUPLICATES, ids=[path for path, _ in DUPLICATES])
 def test_duplicate_items_of_a_shared_list_are_refused(
-    cluster: Kubernetes, namespace: str, path: str, value: Any
+    plane: Kubernetes, namespace: str, path: str, value: Any
 ) -> None:
     body = pool("demo", SIM | spec_with(path, value))
     with pytest.raises(CommandFailed) as caught:
-        cluster.kubectl("create", "-n", namespace, "-f", "-", stdin=json.dumps(body))
+        plane.kubectl("create", "-n", namespace, "-f", "-", stdin=json.dumps(body))
     assert "Duplicate value" in caught.value.error
 
 
@@ -158,16 +150,16 @@ def test_duplicate_items_of_a_shared_list_are_refused(
     ],
 )
 def test_a_malformed_status_is_refused(
-    cluster: Kubernetes, namespace: str, status: Json, field: str
+    plane: Kubernetes, namespace: str, status: Json, field: str
 ) -> None:
-    apply(cluster, namespace, "platform", SIM)
+    apply(plane, namespace, "platform", SIM)
     with pytest.raises(CommandFailed) as caught:
-        write_status(cluster, namespace, status)
+        write_status(plane, namespace, status)
     assert field in caught.value.error
 
 
-def test_a_condition_has_the_fields_of_kubernetes_conditions(cluster: Kubernetes) -> None:
-    document = json.loads(cluster.kubectl("get", "--raw", "/openapi/v3/apis/policy/v1"))
+def test_a_condition_has_the_fields_of_kubernetes_conditions(plane: Kubernetes) -> None:
+    document = json.loads(plane.kubectl("get", "--raw", "/openapi/v3/apis/policy/v1"))
     theirs = document["components"]["schemas"]["io.k8s.apimachinery.pkg.apis.meta.v1.Condition"]
     status = crd()["spec"]["versions"][0]["schema"]["openAPIV3Schema"]["properties"]["status"]
     ours = status["properties"]["conditions"]["items"]

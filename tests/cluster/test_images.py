@@ -96,7 +96,7 @@ class RunningImage:
     def users(self) -> set[int]:
         """The user ids of the image's processes, once it serves."""
         [shell] = psutil.Process(self._process.pid).children()
-        return {one.uids().real for one in shell.children(recursive=True)}
+        return {child.uids().real for child in shell.children(recursive=True)}
 
 
 @contextmanager
@@ -171,7 +171,7 @@ def test_an_image_holds_only_what_its_dockerfile_copies(target: Target, small: B
     assert len(small.facts(target).layers) == 3
     with small.files_of(target) as root:
         assert ":65532:" not in (root / "etc" / "passwd").read_text()
-        assert [one.name for one in (root / "opt").iterdir()] == ["baton"]
+        assert [path.name for path in (root / "opt").iterdir()] == ["baton"]
         assert not (root / "src").exists()
         assert not (root / "wheels").exists()
 

@@ -121,9 +121,9 @@ def test_two_operators_run_on_different_machines_and_only_one_can_be_evicted(
     args = ("get", "pods", "-n", NAMESPACE, "-l", selector, "-o=json")
     pods = json.loads(reader.kubernetes.kubectl(*args))["items"]
     machines = {
-        one["metadata"]["name"]: one["spec"]["nodeName"]
-        for one in pods
-        if "deletionTimestamp" not in one["metadata"]
+        pod["metadata"]["name"]: pod["spec"]["nodeName"]
+        for pod in pods
+        if "deletionTimestamp" not in pod["metadata"]
     }
     assert len(machines) == 2
     assert len(set(machines.values())) == 2

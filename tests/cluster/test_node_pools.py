@@ -102,7 +102,7 @@ def check_answers(pool: ClusterPool, expected: list[dict[int, ChoiceResult]]) ->
         assert "prefill-" in answer.placement, answer.placement
         assert "decode-" in answer.placement, answer.placement
     nodes = pool.state()["nodes"]
-    reused = [one["load"]["reused_chunks_total"] for one in nodes if one["role"] == "decode"]
+    reused = [node["load"]["reused_chunks_total"] for node in nodes if node["role"] == "decode"]
     assert sum(reused) > 0, nodes
 
 

@@ -96,7 +96,7 @@ def names(pool: ClusterPool, role: str) -> set[str]:
 def drained_nodes(pool: ClusterPool) -> list[str]:
     """Names of the nodes in the operator's events about drains."""
     events = pool.read("events.events.k8s.io")["items"]
-    notes = [one["note"] for one in events if one["reason"] == "Draining"]
+    notes = [event["note"] for event in events if event["reason"] == "Draining"]
     return [note.split(" node ")[1].split()[0] for note in notes]
 
 

@@ -123,7 +123,7 @@ def _pair_in(nodes: list[Json]) -> bool:
     """Whether nodes of both roles share a fingerprint."""
     kinds = {node["fingerprint"] for node in nodes}
     return set(ROLES) in [
-        {node["role"] for node in nodes if node["fingerprint"] == one} for one in kinds
+        {node["role"] for node in nodes if node["fingerprint"] == kind} for kind in kinds
     ]
 
 

@@ -37,18 +37,6 @@ def api_client(
 
 
 @pytest.fixture(scope="module")
-def proxy(plane: Kubernetes, tmp_path_factory: pytest.TempPathFactory) -> Iterator[FaultProxy]:
-    with FaultProxy(plane.kubeconfig, tmp_path_factory.mktemp("proxy")) as one:
-        yield one
-
-
-@pytest.fixture(scope="module")
-def operator(proxy: FaultProxy, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Operator]:
-    with Operator(proxy.kubeconfig, tmp_path_factory.mktemp("operator")) as one:
-        yield one
-
-
-@pytest.fixture(scope="module")
 def shared_pool(operator: Operator, plane: Kubernetes, api_client: ApiClient) -> Iterator[Pool]:
     """One pool for all faults. After each test it matches its spec."""
     namespace = plane.new_namespace()

@@ -43,11 +43,11 @@ def test_after_kills_at_any_write_the_last_operator_finishes(
         until(lambda: len(pool.children()) == CHILDREN, "the children")
         credentials = credentials_of(pool.child("Secret", "auth"), os.urandom)
         assert credentials is not None
-        deployments = [one for one in pool.children().values() if one["kind"] == "Deployment"]
+        deployments = [child for child in pool.children().values() if child["kind"] == "Deployment"]
         # One revision, created with the stored credentials.
         assert len(deployments) == 5
-        templates = [one["spec"]["template"]["metadata"] for one in deployments]
-        used = {one["annotations"][CREDENTIALS_ANNOTATION] for one in templates}
+        templates = [deployment["spec"]["template"]["metadata"] for deployment in deployments]
+        used = {template["annotations"][CREDENTIALS_ANNOTATION] for template in templates}
         assert used == {credentials.digest()}
         assert (
             pool.child("Deployment", "prefill")["metadata"]["labels"]["baton.dev/revision"]

@@ -79,7 +79,7 @@ def refusals(operator: Operator) -> list[str]:
     """The log messages about refused requests. Whole lines would match a 403 in timestamps."""
     messages = [json.loads(line)["message"] for line in operator.log().splitlines()]
     assert messages
-    return [one for one in messages if re.search(r"\b403\b|[Ff]orbidden", one)]
+    return [message for message in messages if re.search(r"\b403\b|[Ff]orbidden", message)]
 
 
 def test_the_cluster_wide_rights_suffice_for_pools_in_all_namespaces(

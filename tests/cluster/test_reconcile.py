@@ -129,9 +129,9 @@ def test_an_edit_reaches_the_children(operator: Operator, edited: Pool, edit: Ed
 
 def _children_of(children: Any, kind: str, component: str) -> list[Body]:
     return [
-        desired(one) | {"notes": one["metadata"].get("annotations", {})}
-        for one in children
-        if one["kind"] == kind and one["metadata"]["labels"]["baton.dev/component"] == component
+        desired(child) | {"notes": child["metadata"].get("annotations", {})}
+        for child in children
+        if child["kind"] == kind and child["metadata"]["labels"]["baton.dev/component"] == component
     ]
 
 

@@ -98,8 +98,8 @@ def applied(cluster: Kubernetes, namespace: str, spec: dict[str, Any]) -> dict[s
     text = yaml.safe_dump_all(documents("claim", namespace, **spec))
     output = cluster.kubectl(*APPLY, "-f", "-", "-o", "json", stdin=text)
     return {
-        f"{one['kind']} {one['metadata']['name']}": without_chosen_fields(one)
-        for one in json.loads(output)["items"]
+        f"{item['kind']} {item['metadata']['name']}": without_chosen_fields(item)
+        for item in json.loads(output)["items"]
     }
 
 

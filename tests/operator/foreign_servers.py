@@ -79,5 +79,5 @@ async def nothing(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) ->
 
 
 def array_reply(*values: bytes) -> bytes:
-    items = b"".join(b"$%d\r\n%b\r\n" % (len(one), one) for one in values)
+    items = b"".join(b"$%d\r\n%b\r\n" % (len(value), value) for value in values)
     return b"*%d\r\n%b" % (len(values), items)

@@ -34,7 +34,7 @@ from baton_operator.autoscaling.policy import policy_of
 from baton_operator.autoscaling.pool_scalers import with_replicas
 from baton_operator.metrics import Metrics
 from baton_operator.state.cache import Cache, PoolKey
-from baton_operator.state.index_reader import Answer
+from baton_operator.state.index_reader import IndexAnswer as Answer
 from baton_operator.state.index_timing import LOOK_S
 from baton_operator.state.observed import Observed, Planned
 from baton_protocol.store import ROLES, Role

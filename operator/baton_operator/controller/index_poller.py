@@ -16,7 +16,7 @@ from baton_operator.controller.due_time import DueTime
 from baton_operator.kube.client import Api, ApiError
 from baton_operator.kube.kinds import SECRET, ChildKey
 from baton_operator.state.cache import PoolKey
-from baton_operator.state.index_reader import Answer, IndexReader, Login
+from baton_operator.state.index_reader import IndexAnswer, IndexReader, Login
 from baton_operator.state.observed import Observed
 from baton_operator.state.store_check import StoreProblem
 
@@ -41,7 +41,7 @@ class IndexPoller:
         self._answered = answered
         self._due_time = DueTime(clock)
         self._subject: Subject | None = None
-        self._answer: Answer | None = None
+        self._answer: IndexAnswer | None = None
 
     @property
     def silent(self) -> bool:
@@ -66,7 +66,7 @@ class IndexPoller:
         """Stop reading until `schedule_read` is called again."""
         self._subject = None
 
-    def take_answer(self) -> Answer | None:
+    def take_answer(self) -> IndexAnswer | None:
         """The answer that arrived since the last call; None if there is none."""
         answer, self._answer = self._answer, None
         return answer

@@ -34,7 +34,7 @@ from baton_operator.kube.client import (
 from baton_operator.kube.objects import Body
 from baton_operator.state.cache import Cache, PoolKey
 from baton_operator.state.hosts import shared_hosts
-from baton_operator.state.index_reader import Answer
+from baton_operator.state.index_reader import IndexAnswer
 from baton_operator.state.index_timing import LOOK_S
 from baton_operator.state.observed import Observed, Planned, Refusal, Roll
 from baton_operator.status.events import held_event
@@ -209,7 +209,7 @@ class Reconciler:
     def _observed(
         self,
         refusals: tuple[Refusal, ...],
-        answer: Answer | None,
+        answer: IndexAnswer | None,
         *,
         silent: bool = False,
         step: DrainStep | None = None,

@@ -1,8 +1,8 @@
 """Reads a pool's Redis index for what only its nodes and routers know: the nodes, the progress of
 fetches, and the demand of clients.
 
-In: a pool, and its nodes' login. Out: an `Answer`, or None if the index was not read or did not
-answer. Status works without it: outside the cluster, or behind a NetworkPolicy that forbids it,
+In: a pool, and its nodes' login. Out: an `IndexAnswer`, or None if the index was not read or did
+not answer. Status works without it: outside the cluster, or behind a NetworkPolicy that forbids it,
 there is no answer. So the index is read only when needed, with a short timeout, on a connection of
 its own, and with a backoff while it is silent.
 
@@ -59,7 +59,7 @@ class Login(msgspec.Struct, frozen=True, kw_only=True):
         return "Login(...)"
 
 
-class Answer(msgspec.Struct, frozen=True, kw_only=True):
+class IndexAnswer(msgspec.Struct, frozen=True, kw_only=True):
     nodes: tuple[NodeReport, ...]
     fetches: tuple[FetchReport, ...]
     routers: tuple[RouterReport, ...] = ()
@@ -97,7 +97,7 @@ class IndexReader:
 
     async def read(
         self, pool: Pool, observed: Observed, status: PoolStatus | None, login: Login | None = None
-    ) -> Answer | None:
+    ) -> IndexAnswer | None:
         """Read the index if that is due. `login` is only for an external store."""
         if self.due_in(pool, observed, status) != 0.0:
             return None
@@ -135,7 +135,7 @@ class IndexReader:
         """What the last read found wrong with an external store."""
         return self._last_query.problem if self._last_query is not None else None
 
-    async def _ask(self, pool: Pool, login: Login | None) -> Answer:
+    async def _ask(self, pool: Pool, login: Login | None) -> IndexAnswer:
         """Raise AddressRefused, StoreError, OSError or TimeoutError."""
         async with asyncio.timeout(self._answer_s):
             addresses = await self._addresses(pool, store_settings(pool).index_url)
@@ -143,7 +143,7 @@ class IndexReader:
                 async with Registry(url, pool.key, addresses) as registry:
                     nodes, fetches = await registry.nodes(), await registry.fetches()
                     routers = await registry.routers() if planned_pause_s(pool) else []
-        return Answer(nodes=tuple(nodes), fetches=tuple(fetches), routers=tuple(routers))
+        return IndexAnswer(nodes=tuple(nodes), fetches=tuple(fetches), routers=tuple(routers))
 
     async def _check_data(self, pool: Pool, login: Login | None) -> StoreProblem | None:
         """The problem of the first data server that has one. They share one timeout, so that a
@@ -195,7 +195,7 @@ def _urls(pool: Pool) -> tuple[str, ...]:
     return settings.index_url, *settings.data_urls
 
 
-def _is_used(status: PoolStatus | None, answer: Answer) -> bool:
+def _is_used(status: PoolStatus | None, answer: IndexAnswer) -> bool:
     """Whether the pool's own nodes use the data servers: they know better than the operator."""
     ready = status.condition(READY) if status is not None else None
     settled = ready is not None and ready.status == "True"

@@ -18,7 +18,7 @@ from baton_operator.autoscaling.desired import desired_now
 from baton_operator.builders.nodes import revision_of
 from baton_operator.metrics import Metrics
 from baton_operator.state.cache import Cache, PoolKey
-from baton_operator.state.index_reader import Answer
+from baton_operator.state.index_reader import IndexAnswer as Answer
 from baton_operator.state.index_timing import LOOK_S
 from baton_operator.state.observed import Observed, Planned
 from baton_operator.status.derive import derive_status

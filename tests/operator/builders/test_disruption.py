@@ -18,7 +18,7 @@ def test_a_budget_keeps_one_pod_of_several_and_none_of_one(
 ) -> None:
     changes: dict[str, Any] = {role: {"replicas": replicas}}
     budgets = build_budgets(sample_pool("sim", **changes))
-    found = {one["metadata"]["name"]: one["spec"]["minAvailable"] for one in budgets}
+    found = {budget["metadata"]["name"]: budget["spec"]["minAvailable"] for budget in budgets}
     others = {"demo-prefill": 0, "demo-decode": 0, "demo-router": 0}
     assert found == others | {f"demo-{role}": kept}
 

@@ -69,7 +69,7 @@ def table(pool: Pool, port_offset: int = 0) -> list[list[str]]:
         if template is not None
         for labels in [template["metadata"]["labels"]]
     }
-    policies = [one for one in manifests if one["kind"] == "NetworkPolicy"]
+    policies = [manifest for manifest in manifests if manifest["kind"] == "NetworkPolicy"]
     targets = [name for name in PORTS if name in own]
     rows = [["", *targets]]
     for source, place in (OUTSIDE | {name: own[name] for name in targets}).items():

@@ -88,7 +88,7 @@ def test_the_true_values_are_learnt_after_a_year_of_samples() -> None:
     learnt = learn(learnt, [same] * 2_000)
     found = capability(learnt)
     figures = (found.prefill_tokens, found.step_base_s, found.step_per_seq_s, found.start_s)
-    assert all(math.isfinite(one) and one >= 0.0 for one in figures)
+    assert all(math.isfinite(figure) and figure >= 0.0 for figure in figures)
     assert nan_paths(learnt) == []
 
 

@@ -130,7 +130,7 @@ class Harness:
 
     def writes(self) -> list[str]:
         """Return the writes to children, such as "PATCH deployments/demo-decode"."""
-        writes = (plain(one) for one in self.server.writes)
+        writes = (plain(write) for write in self.server.writes)
         return [one for one in writes if " inferencepools/" not in one and " events/" not in one]
 
     def advance(self, seconds: float) -> None:
@@ -182,7 +182,10 @@ class Harness:
         """Return the status and reason of each condition."""
         [resource] = self.named("InferencePool")
         conditions = resource["status"]["conditions"]
-        return {one["type"]: (one["status"], one["reason"]) for one in conditions}
+        return {
+            condition["type"]: (condition["status"], condition["reason"])
+            for condition in conditions
+        }
 
     def reasons(self) -> list[str]:
         """Return the reasons of the events, the oldest first."""
@@ -580,7 +583,7 @@ async def test_two_operators_write_no_more_than_one_mark_each_per_heartbeat(two:
             one.watch()
             await one.reconcile()
     assert len(two.first.server.writes) <= 4, two.first.server.writes
-    assert {one.rsplit("/", 1)[-1] for one in two.first.server.writes} == {"status"}
+    assert {write.rsplit("/", 1)[-1] for write in two.first.server.writes} == {"status"}
 
 
 async def test_a_second_operator_takes_over_once_the_first_has_been_gone_for_its_time(

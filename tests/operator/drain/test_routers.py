@@ -105,7 +105,7 @@ async def test_the_best_of_several_answers_counts(
             await routers.drain_node(["127.0.0.1", "127.0.0.2"], TOKEN, "node-1", LeaveTerms()),
             await routers.resume_node(["127.0.0.1", "127.0.0.2"], TOKEN, "node-1"),
         ]
-    assert [one.outcome for one in answers] == [outcome, outcome]
+    assert [answer.outcome for answer in answers] == [outcome, outcome]
 
 
 async def test_a_refusal_has_the_router_s_message_in_one_line() -> None:

@@ -79,7 +79,7 @@ def test_a_node_is_removable_once_it_has_drained_or_its_deadline_has_passed(
     drained_s: float,
     wait: DrainWait | None,
 ) -> None:
-    by_name = {str(one.node): one for one in reports} if reports is not None else None
+    by_name = {str(report.node): report for report in reports} if reports is not None else None
     assert wait_of(pod, DrainAnswer(outcome, "why"), by_name, drained_s) == wait
 
 

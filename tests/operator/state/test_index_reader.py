@@ -8,7 +8,7 @@ import shlex
 import socket
 import ssl
 import subprocess
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager, suppress
 from pathlib import Path
 from typing import Any
@@ -19,6 +19,7 @@ import redis
 from baton_kvstore.connection.endpoint import with_login
 from baton_kvstore.index.registry import Registry
 from baton_operator.api.pool import Pool
+from baton_operator.api.status import PoolStatus
 from baton_operator.state.index_reader import IndexReader, Login, index_url_of
 from baton_operator.state.index_timing import (
     FIRST_RETRY_S,
@@ -36,7 +37,6 @@ from tests.operator.index_servers import (
     PATIENT_S,
     START_S,
     external,
-    redis_server,
     register,
 )
 from tests.support.clock import Clock
@@ -60,8 +60,6 @@ def scaled(mode: str, nodes: int = 1, **more: Any) -> Pool:
 
 
 PLANNED, ADVISED, SCALED = scaled("auto"), scaled("advise"), scaled("external")
-
-
 ASLEEP = scaled("auto", 0, scaleToZeroAfterSeconds=60)
 
 
@@ -71,25 +69,19 @@ def planned(url: str) -> Pool:
     return sample_pool("sim", kvStore=store, autoscaling={"mode": "auto", **bounds})
 
 
-@pytest.fixture
-def url(tmp_path: Path) -> Iterator[str]:
-    with redis_server(tmp_path) as port:
-        yield f"redis://127.0.0.1:{port}"
-
-
-async def test_nodes_and_fetches_are_read_with_the_login_of_the_store(url: str) -> None:
-    pool, reader = external(url), IndexReader(Clock(), PATIENT_S, LOCAL)
-    await register(with_login(url, "", PASSWORD), pool)
+async def test_nodes_and_fetches_are_read_with_the_login_of_the_store(redis_url: str) -> None:
+    pool, reader = external(redis_url), IndexReader(Clock(), PATIENT_S, LOCAL)
+    await register(with_login(redis_url, "", PASSWORD), pool)
     answer = await reader.read(pool, observed(pool), None, LOGIN)
     assert answer is not None
     assert answer.nodes == (o.report(pool, "decode"),)
     assert answer.fetches == (o.fetch(pool, "prefill", 1, 9),)
 
 
-async def test_router_reports_are_read_only_for_a_pool_with_a_planner(url: str) -> None:
+async def test_router_reports_are_read_only_for_a_pool_with_a_planner(redis_url: str) -> None:
     report = RouterReport(router="router-a", uptime_s=3.0, requests_total=7)
-    for pool, routers in ((external(url), ()), (planned(url), (report,))):
-        async with Registry(with_login(url, "", PASSWORD), pool.key) as registry:
+    for pool, routers in ((external(redis_url), ()), (planned(redis_url), (report,))):
+        async with Registry(with_login(redis_url, "", PASSWORD), pool.key) as registry:
             await registry.announce_router(report, 60.0)
         answer = await IndexReader(Clock(), PATIENT_S, LOCAL).read(
             pool, observed(pool), None, LOGIN
@@ -110,9 +102,9 @@ async def test_a_silent_index_is_read_more_often_for_a_pool_with_a_planner() -> 
         assert due_s == longest_s
 
 
-async def test_the_connection_is_closed_after_use(url: str) -> None:
-    pool, reader = external(url), IndexReader(Clock(), PATIENT_S, LOCAL)
-    with redis.Redis.from_url(with_login(url, "", PASSWORD)) as client:
+async def test_the_connection_is_closed_after_use(redis_url: str) -> None:
+    pool, reader = external(redis_url), IndexReader(Clock(), PATIENT_S, LOCAL)
+    with redis.Redis.from_url(with_login(redis_url, "", PASSWORD)) as client:
         assert await reader.read(pool, observed(pool), None, LOGIN) is not None
         await until(lambda: len(client.client_list()) == 1)
 
@@ -139,7 +131,7 @@ async def tls_before(url: str, certificate: Path, key: Path) -> AsyncIterator[in
 
 
 async def test_an_index_over_tls_is_read_with_the_certificate_of_its_secret(
-    url: str, tmp_path: Path
+    redis_url: str, tmp_path: Path
 ) -> None:
     needs("openssl")
     certificate, key = tmp_path / "tls.crt", tmp_path / "tls.key"
@@ -148,7 +140,7 @@ async def test_an_index_over_tls_is_read_with_the_certificate_of_its_secret(
         f" -subj /CN=localhost -addext subjectAltName=IP:127.0.0.1 -keyout {key} -out {certificate}"
     )
     subprocess.run(shlex.split(command), check=True, capture_output=True)
-    async with tls_before(url, certificate, key) as port:
+    async with tls_before(redis_url, certificate, key) as port:
         pool = external(f"rediss://127.0.0.1:{port}", caSecretRef={"name": "redis-ca"})
         known = Login(password=PASSWORD, certificate=certificate.read_text())
         answer = await IndexReader(Clock(), PATIENT_S, LOCAL).read(
@@ -162,9 +154,9 @@ async def test_an_index_over_tls_is_read_with_the_certificate_of_its_secret(
         )
 
 
-async def test_a_wrong_login_gives_no_answer(url: str) -> None:
+async def test_a_wrong_login_gives_no_answer(redis_url: str) -> None:
     reader = IndexReader(Clock(), PATIENT_S, LOCAL)
-    assert await reader.read(external(url), observed(), None, Login(password="no")) is None
+    assert await reader.read(external(redis_url), observed(), None, Login(password="no")) is None
 
 
 async def test_reading_a_frozen_index_ends_at_the_timeout() -> None:
@@ -191,8 +183,8 @@ def test_the_text_of_a_login_hides_its_values() -> None:
     assert "secret" not in repr(Login(username="secret", password="secret", certificate="secret"))
 
 
-async def test_an_index_is_read_again_only_after_a_pause(url: str) -> None:
-    clock, pool = Clock(), external(url)
+async def test_an_index_is_read_again_only_after_a_pause(redis_url: str) -> None:
+    clock, pool = Clock(), external(redis_url)
     reader, settled = (
         IndexReader(clock, networks=LOCAL),
         status_of(observed(pool, nodes=o.reports(pool)), pool),
@@ -205,8 +197,8 @@ async def test_an_index_is_read_again_only_after_a_pause(url: str) -> None:
     assert await reader.read(pool, observed(pool), settled, LOGIN) is not None
 
 
-async def test_a_silent_index_is_read_with_a_backoff_until_it_answers(url: str) -> None:
-    clock, pool = Clock(), external(url)
+async def test_a_silent_index_is_read_with_a_backoff_until_it_answers(redis_url: str) -> None:
+    clock, pool = Clock(), external(redis_url)
     reader, waits = IndexReader(clock, networks=LOCAL), []
     for _ in range(7):
         assert await reader.read(pool, observed(pool), None) is None  # without the login
@@ -267,7 +259,7 @@ async def test_a_silent_index_is_read_with_a_backoff_until_it_answers(url: str) 
     ],
 )
 def test_the_pause_between_reads_depends_on_the_state_of_the_pool(
-    pool: Pool, seen: Observed, status: Any, pause: float | None
+    pool: Pool, seen: Observed, status: PoolStatus | None, pause: float | None
 ) -> None:
     assert pause_s(pool, seen, status) == pause
 

@@ -181,7 +181,6 @@ NO_DISK = 'AttachVolume.Attach failed for volume "pvc-1" : disk is in another zo
 NO_NETWORK = (
     f"Failed to create pod sandbox: failed to setup network for sandbox {'4f' * 32}: no bridge"
 )
-ACCEPTED: dict[str, Any] = {"Accepted": "True", "ResolvedRefs": "True"}
 
 
 @pytest.mark.parametrize(

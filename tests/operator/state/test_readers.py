@@ -5,13 +5,13 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from tests.operator.state.test_observed import ACCEPTED
 
 from baton_operator.state.readers import read_address, read_pod, read_route, read_workload
-from tests.operator.state.bodies import fetcher, pod
+from tests.operator.state.bodies import fetcher
 from tests.support.kubernetes import pod_bodies as b
-from tests.support.kubernetes.pod_bodies import Body, container, terminated, waiting
+from tests.support.kubernetes.pod_bodies import Body, container, pod, terminated, waiting
 
+ACCEPTED: dict[str, Any] = {"Accepted": "True", "ResolvedRefs": "True"}
 DENIED = {"reason": "NotAllowedByListeners", "message": "no listener allows namespace serving"}
 
 

@@ -6,7 +6,6 @@ import asyncio
 import socket
 from collections.abc import Callable, Coroutine, Iterator
 from ipaddress import ip_address, ip_network
-from pathlib import Path
 from typing import Any, NamedTuple
 
 import pytest
@@ -17,8 +16,8 @@ from baton_operator.kube.egress import Address
 from baton_operator.state.index_reader import IndexReader, Login
 from baton_operator.state.lookups import Lookups
 from baton_operator.state.store_check import StoreProblem
-from tests.operator.foreign_servers import foreign_server
-from tests.operator.index_servers import LOGIN, redis_server
+from tests.operator.foreign_servers import foreign_server, nothing
+from tests.operator.index_servers import LOGIN
 from tests.support.clock import Clock
 from tests.support.kubernetes.manifests import sample_pool
 from tests.support.planner import observations as o
@@ -53,20 +52,10 @@ async def hangs_up(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -
     writer.close()
 
 
-async def stays_silent(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-    await reader.read(-1)
-
-
 async def quotes_us(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
     await reader.read(100)
     writer.write(b"-ERR secret of an internal service\r\n")
     await writer.drain()
-
-
-@pytest.fixture
-def good(tmp_path: Path) -> Iterator[str]:
-    with redis_server(tmp_path) as port:
-        yield f"redis://127.0.0.1:{port}"
 
 
 @pytest.fixture
@@ -105,7 +94,7 @@ WRONG = (
     Wrong("a web server", web_server, "it does not answer as a Redis server"),
     Wrong("a server that hangs up", hangs_up, "it closed the connection"),
     Wrong("a server with another protocol's errors", quotes_us, "an error instead of a reply"),
-    Wrong("a server that never answers", stays_silent, "no answer in time", sure=False),
+    Wrong("a server that never answers", nothing, "no answer in time", sure=False),
     Wrong("TLS where there is none", "rediss", "does it use TLS?", sure=False),
     Wrong("an address outside of the networks", "redis://10.1.2.3", "in none of the networks",
           sure=False),
@@ -114,10 +103,10 @@ WRONG = (
 
 @pytest.mark.parametrize("wrong", WRONG, ids=[wrong.title for wrong in WRONG])
 async def test_each_wrong_server_is_named_with_the_cause_in_both_roles(
-    wrong: Wrong, good: str, closed: str
+    wrong: Wrong, redis_url: str, closed: str
 ) -> None:
-    known = {"closed": closed, "good": good, "rediss": good.replace("redis:", "rediss:")}
-    async with foreign_server(wrong.server if callable(wrong.server) else stays_silent) as listener:
+    known = {"closed": closed, "good": redis_url, "rediss": redis_url.replace("redis:", "rediss:")}
+    async with foreign_server(wrong.server if callable(wrong.server) else nothing) as listener:
         url = (
             f"redis://127.0.0.1:{listener.port}"
             if callable(wrong.server)
@@ -125,7 +114,7 @@ async def test_each_wrong_server_is_named_with_the_cause_in_both_roles(
         )
         found = {"index": await problem_of(url, "redis://127.0.0.1:1", wrong.login)}
         if wrong.server != "good":  # one login is for all servers
-            found["data"] = await problem_of(good.replace("127.0.0.1", "localhost"), url)
+            found["data"] = await problem_of(redis_url.replace("127.0.0.1", "localhost"), url)
     for role, problem in found.items():
         assert problem is not None, role
         address = url if url.count(":") > 1 else f"{url}:6379"
@@ -144,16 +133,16 @@ async def test_an_address_that_the_operator_never_connects_to_is_a_problem(host:
     assert f"redis://{host}:6379: the operator may not connect to it" in problem.words
 
 
-async def test_a_store_that_answers_has_no_problem(good: str) -> None:
-    assert await problem_of(good, f"{good.replace('127.0.0.1', 'localhost')}/1") is None
+async def test_a_store_that_answers_has_no_problem(redis_url: str) -> None:
+    assert await problem_of(redis_url, f"{redis_url.replace('127.0.0.1', 'localhost')}/1") is None
 
 
-async def test_a_corrected_address_is_tried_at_once(good: str, closed: str) -> None:
+async def test_a_corrected_address_is_tried_at_once(redis_url: str, closed: str) -> None:
     reader = IndexReader(Clock(), ANSWER_S, LOCAL, Lookups(resolve))
-    wrong = pool_of(closed, good.replace("127.0.0.1", "127.0.0.2"))
+    wrong = pool_of(closed, redis_url.replace("127.0.0.1", "127.0.0.2"))
     for _ in range(2):
         await reader.read(wrong, observed(wrong), None, LOGIN)
-    right = pool_of(good, closed)
+    right = pool_of(redis_url, closed)
     assert reader.due_in(wrong, observed(wrong), None) != 0
     assert reader.due_in(right, observed(right), None) == 0
 

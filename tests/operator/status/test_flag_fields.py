@@ -39,7 +39,7 @@ def test_the_condition_names_the_field_that_set_the_flag(
 ) -> None:
     pool = sample_pool("sim", **spec)
     broken: dict[str, Any] = {"ready": False, "problem": "ConfigInvalid", "message": message}
-    index, data = (one for one in o.shared_pods(pool) if one.component != "router")
+    index, data = (pod for pod in o.shared_pods(pool) if pod.component != "router")
     seen: dict[str, Any] = {}
     role = next((role for role in ROLES if role == component), None)
     if role is not None:

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, Literal
 
 import msgspec
 import pytest
 
 from baton_operator.api.pool import Pool
-from baton_operator.state.observed import FirstSeen, Observed, ObservedRoute
+from baton_operator.state.observed import FirstSeen, Observed, ObservedPod, ObservedRoute
 from baton_protocol.ids import Fingerprint
 from tests.support.kubernetes.manifests import sample_pool
 from tests.support.planner import observations as o
@@ -28,11 +28,13 @@ LONG_AGO, JUST_NOW = FirstSeen(unprepared=-61.0), FirstSeen(unprepared=-30.0)
 ROUTER, INDEX, DATA = o.shared_pods(DEMO)
 
 
-def unready(pod: Any, problem: str = "", message: str = "", **changes: Any) -> Any:
+def unready(pod: ObservedPod, problem: str = "", message: str = "", **changes: Any) -> ObservedPod:
     return msgspec.structs.replace(pod, ready=False, problem=problem, message=message, **changes)
 
 
-def route(kind: Any, accepted: bool | None, message: str = "") -> dict[str, Any]:
+def route(
+    kind: Literal["Ingress", "HTTPRoute"], accepted: bool | None, message: str = ""
+) -> dict[str, Any]:
     return {"routes": (ObservedRoute(kind=kind, accepted=accepted, message=message),)}
 
 

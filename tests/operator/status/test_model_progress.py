@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 from msgspec import UNSET
 
+from baton_operator.api.status import PoolStatus
 from baton_operator.state.observed import Observed
 from baton_operator.status.findings.model import progress_words
 from tests.support.planner import observations as o
@@ -52,7 +53,7 @@ def test_the_slowest_fetch_is_shown() -> None:
 
 
 def test_progress_is_updated_every_five_seconds_at_most() -> None:
-    def at(gib: int, seconds: float, before: Any) -> Any:
+    def at(gib: int, seconds: float, before: PoolStatus | None) -> PoolStatus:
         seen = fetching(o.fetch(HUB, "decode", gib * GIB, 16 * GIB))
         return status_of(seen, HUB, before, after_s=seconds)
 

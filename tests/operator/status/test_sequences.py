@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from datetime import timedelta
-from typing import Any
+from typing import TypeVar
 
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -108,7 +108,10 @@ ROUTES = st.builds(
 )
 
 
-def several(items: Any) -> Any:
+Item = TypeVar("Item")
+
+
+def several(items: st.SearchStrategy[Item]) -> st.SearchStrategy[tuple[Item, ...]]:
     return st.lists(items, max_size=4).map(tuple)
 
 

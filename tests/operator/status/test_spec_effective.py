@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 
+from baton_operator.kube.objects import Body
 from baton_operator.state.cache import PoolKey
 from baton_operator.state.hosts import shared_hosts
 from baton_operator.state.observed import SharedHost
@@ -79,12 +80,14 @@ MINE, THEIRS = PoolKey("a", "mine"), PoolKey("b", "theirs")
         (ingress("a.example"), None, []),
     ],
 )
-def test_two_pools_with_one_host_name_see_each_other(mine: Any, theirs: Any, hosts: Any) -> None:
-    specs = {MINE: mine, THEIRS: theirs}
-    assert [(one.host, one.pool) for one in shared_hosts(MINE, specs)] == [
+def test_two_pools_with_one_host_name_see_each_other(
+    mine: Body, theirs: Body | None, hosts: list[str]
+) -> None:
+    specs: dict[PoolKey, Any] = {MINE: mine, THEIRS: theirs}
+    assert [(shared.host, shared.pool) for shared in shared_hosts(MINE, specs)] == [
         (host, "b/theirs") for host in hosts
     ]
-    assert [(one.host, one.pool) for one in shared_hosts(THEIRS, specs)] == [
+    assert [(shared.host, shared.pool) for shared in shared_hosts(THEIRS, specs)] == [
         (host, "a/mine") for host in hosts
     ]
 

@@ -12,6 +12,7 @@ from baton_operator.api.status import PoolStatus, read_status
 from baton_operator.builders.nodes import revision_of
 from baton_operator.state.observed import Observed, ObservedRoute
 from baton_protocol.ids import Fingerprint
+from baton_protocol.store import NodeReport
 from tests.support.kubernetes.manifests import sample_pool
 from tests.support.planner import observations as o
 from tests.support.planner.observations import (
@@ -176,7 +177,7 @@ def test_a_new_revision_starts_without_a_fingerprint() -> None:
 
 
 def test_a_pool_is_bitwise_exact_while_every_ready_node_of_any_revision_is() -> None:
-    def after(nodes: Any, before: PoolStatus | None = None) -> PoolStatus:
+    def after(nodes: tuple[NodeReport, ...] | None, before: PoolStatus | None = None) -> PoolStatus:
         return status_of(observed(nodes=nodes), before=before)
 
     bitwise, numeric = o.reports(exact="bitwise"), o.reports(exact="numeric")
