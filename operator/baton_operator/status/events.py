@@ -13,7 +13,7 @@ from typing import Literal, Protocol
 import msgspec
 
 from baton_operator.api.status import Condition, PoolStatus
-from baton_operator.autoscaling.planner.records import MOVE
+from baton_operator.autoscaling.planner.plan import MOVE
 from baton_operator.kube.client import ApiError, Body, Unavailable
 from baton_operator.kube.kinds import EVENT, ObjectKind
 from baton_operator.state.cache import PoolKey

@@ -11,7 +11,7 @@ from msgspec import structs
 
 from baton_operator.autoscaling.demand import LEAST_WINDOW_S, WINDOW_S, History, demand_of, updated
 from baton_operator.autoscaling.latency import percentile
-from baton_operator.autoscaling.planner.records import Demand
+from baton_operator.autoscaling.planner.inputs import Demand
 from baton_protocol.store import LATENCY_BOUNDS_S, RouterReport
 
 LOOK_S = 5.0

@@ -9,8 +9,8 @@ from zoneinfo import ZoneInfo
 import pytest
 
 from baton_operator.api.pool import Pool, SpecError
-from baton_operator.autoscaling.planner.limits.schedule import Range, ranges
-from baton_operator.autoscaling.planner.records import Bounds, Policy
+from baton_operator.autoscaling.planner.replica_limits import Range, ranges
+from baton_operator.autoscaling.planner.inputs import ReplicaRange, AutoscalingPolicy
 from baton_operator.autoscaling.policy import policy_of
 from baton_protocol.store import Role
 from tests.support.kubernetes.manifests import sample_pool
@@ -26,7 +26,7 @@ def pool(autoscaling: dict[str, Any] | None = None, **spec: Any) -> Pool:
     return sample_pool("sim", autoscaling=bounds | (autoscaling or {}), **spec)
 
 
-def policy(found: Pool, now: datetime = NOON) -> Policy:
+def policy(found: Pool, now: datetime = NOON) -> AutoscalingPolicy:
     assert found.spec.autoscaling is not None
     return policy_of(found, found.spec.autoscaling, now)
 
@@ -37,11 +37,11 @@ def at(schedule: dict[str, Any], now: datetime, **autoscaling: Any) -> dict[Any,
 
 
 def test_omitted_fields_take_the_planner_s_defaults() -> None:
-    bounds: dict[Role, Bounds] = {
-        "prefill": Bounds(minimum=1, maximum=3, gpus=0),
-        "decode": Bounds(minimum=2, maximum=5, gpus=0),
+    bounds: dict[Role, ReplicaRange] = {
+        "prefill": ReplicaRange(min_replicas=1, max_replicas=3, gpus=0),
+        "decode": ReplicaRange(min_replicas=2, max_replicas=5, gpus=0),
     }
-    assert policy(pool()) == Policy(bounds=bounds)
+    assert policy(pool()) == AutoscalingPolicy(ranges=bounds)
 
 
 def test_each_field_reaches_the_planner() -> None:
@@ -58,21 +58,21 @@ def test_each_field_reaches_the_planner() -> None:
     assert (found.ttft_s, found.itl_s, found.percentile) == (0.5, 0.02, 0.9)
     assert (found.ratio_min, found.ratio_max) == (0.25, 2.0)
     assert found.scale_to_zero_after_s == 60
-    assert (found.up_stabilisation_s, found.up_step) == (15, 1.5)
-    assert (found.down_stabilisation_s, found.down_step) == (30, 2)
+    assert (found.up_stabilization_s, found.up_factor) == (15, 1.5)
+    assert (found.down_stabilization_s, found.down_nodes) == (30, 2)
     assert (found.headroom, found.stale_after_s) == (0.1, 45)
-    assert (found.gpu_budget, found.bounds["prefill"].gpus) == (12, 2)
+    assert (found.gpu_budget, found.ranges["prefill"].gpus) == (12, 2)
 
 
 def test_a_role_in_external_mode_is_fixed_at_its_count() -> None:
     found = policy(pool({"prefill": {"mode": "external", "max": 9}}, prefill={"replicas": 4}))
-    assert found.bounds["prefill"] == Bounds(minimum=4, maximum=4, gpus=0)
+    assert found.ranges["prefill"] == ReplicaRange(min_replicas=4, max_replicas=4, gpus=0)
 
 
 def test_an_external_count_over_the_budget_is_not_an_error() -> None:
     more = {"prefill": {"mode": "external"}}
     found = policy(pool(more, prefill=GPU | {"replicas": 9}, decode=GPU, gpuBudget=6))
-    assert found.bounds["prefill"].minimum == 9
+    assert found.ranges["prefill"].min_replicas == 9
 
 
 def test_the_error_for_minima_over_the_budget_says_what_to_do() -> None:
@@ -100,15 +100,15 @@ def test_a_schedule_follows_its_own_time_zone(
     zone: str, hour: int, minute: int, holds: bool
 ) -> None:
     now = datetime(2026, 5, 5, hour, minute, tzinfo=ZoneInfo(BERLIN))
-    assert (at(HOURS | {"timeZone": zone}, now)["decode"].minimum == 4) == holds
+    assert (at(HOURS | {"timeZone": zone}, now)["decode"].min_replicas == 4) == holds
 
 
 def test_a_schedule_follows_daylight_saving_time() -> None:
     winter = datetime(2026, 3, 27, 6, 30, tzinfo=ZoneInfo("UTC"))
     summer = datetime(2026, 3, 30, 6, 30, tzinfo=ZoneInfo("UTC"))
     berlin = HOURS | {"timeZone": BERLIN}
-    assert at(berlin, winter)["decode"].minimum == 2
-    assert at(berlin, summer)["decode"].minimum == 4
+    assert at(berlin, winter)["decode"].min_replicas == 2
+    assert at(berlin, summer)["decode"].min_replicas == 4
 
 
 @pytest.mark.parametrize(("day", "holds"), [(4, False), (5, True), (6, True), (7, False)])
@@ -119,19 +119,19 @@ def test_a_window_over_midnight_belongs_to_the_day_on_which_it_begins(
     night = {"days": ["Tue"], "from": "22:00", "to": "02:00", "decode": {"min": 4}}
     hour = 23 if day == 5 else 1
     now = datetime(2026, 5, day, hour, 0, tzinfo=ZoneInfo("UTC"))
-    assert (at(night, now)["decode"].minimum == 4) == holds
+    assert (at(night, now)["decode"].min_replicas == 4) == holds
 
 
 def test_a_later_schedule_overrides_only_the_bounds_that_it_sets() -> None:
     both = [HOURS | {"prefill": {"max": 2}}, HOURS | {"decode": {"min": 3}}]
     found = ranges(policy(pool({"schedules": both})), 0)
-    assert (found["decode"].minimum, found["prefill"].maximum) == (3, 2)
+    assert (found["decode"].min_replicas, found["prefill"].max_replicas) == (3, 2)
 
 
 def test_schedules_do_not_apply_to_a_role_in_external_mode() -> None:
     more = {"decode": {"mode": "external"}, "schedules": [HOURS | {"decode": {"max": 1}}]}
     found = ranges(policy(pool(more, decode={"replicas": 3})), 0)
-    assert (found["decode"].minimum, found["decode"].maximum) == (3, 3)
+    assert (found["decode"].min_replicas, found["decode"].max_replicas) == (3, 3)
 
 
 @pytest.mark.parametrize(

@@ -11,16 +11,16 @@ from __future__ import annotations
 from dataclasses import dataclass, field, replace
 from random import Random
 
-from baton_operator.autoscaling.planner.records import (
+from baton_operator.autoscaling.planner.inputs import (
     Capability,
     Decision,
     Demand,
-    NodeView,
+    ObservedNode,
     Phase,
-    Situation,
+    PoolObservation,
 )
 from baton_protocol.store import ROLES, Role
-from tests.support.planner.looks import ANSWER, NODE, PROMPT, step_s
+from tests.support.planner.builders import ANSWER, NODE, PROMPT, step_s
 
 TICK_S = 15.0
 WINDOW_S = 30.0
@@ -32,7 +32,7 @@ class Plant:
     node: Capability = NODE
     drain_s: float = 40.0
     at_s: float = 0.0
-    views: list[NodeView] = field(default_factory=list)
+    views: list[ObservedNode] = field(default_factory=list)
     desired: dict[Role, int] = field(default_factory=lambda: {"prefill": 0, "decode": 0})
     queued: float = 0.0
     held: float = 0.0
@@ -47,7 +47,7 @@ class Plant:
         self.views = [replace(one, phase=Phase.READY, since_s=3_600.0) for one in self.views]
         return self
 
-    def look(self, requests: float, answer: float = ANSWER) -> Situation:
+    def observed_pool(self, requests: float, answer: float = ANSWER) -> PoolObservation:
         """Simulate one tick of load, and return the situation after it."""
         self._age()
         count, prompts, answers = self._arrivals(requests, answer)
@@ -98,12 +98,12 @@ class Plant:
             for _ in range(self.desired[role] - len(alive)):
                 self.num_started += 1
                 name = f"{role}-{self.num_started}"
-                self.views.append(NodeView(name=name, role=role, phase=Phase.STARTING))
+                self.views.append(ObservedNode(name=name, role=role, phase=Phase.STARTING))
 
-    def _ready(self, role: Role) -> list[NodeView]:
+    def _ready(self, role: Role) -> list[ObservedNode]:
         return [one for one in self.views if one.role == role and one.phase == Phase.READY]
 
-    def _situation(self) -> Situation:
+    def _situation(self) -> PoolObservation:
         seconds = TICK_S * len(self.recent)
         count, prompts, answers = (
             sum(column) / seconds for column in zip(*self.recent, strict=True)
@@ -142,10 +142,10 @@ class Plant:
             else one
             for one in self.views
         )
-        return Situation(
+        return PoolObservation(
             at_s=self.at_s,
             nodes=views,
-            desired=dict(self.desired),
+            current_replicas=dict(self.desired),
             demand=demand,
             capability=self.node,
         )

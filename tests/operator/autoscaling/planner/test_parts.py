@@ -8,19 +8,19 @@ from typing import Any
 
 import pytest
 
-from baton_operator.autoscaling.planner.decision.plan import plan
-from baton_operator.autoscaling.planner.demand.queueing import servers_for
-from baton_operator.autoscaling.planner.limits.replica_fit import Pair, Rules, fit
-from baton_operator.autoscaling.planner.limits.schedule import active, ranges
-from baton_operator.autoscaling.planner.memory import Memory
-from baton_operator.autoscaling.planner.records import Bounds, Phase, Policy, Reason, Schedule
-from tests.support.planner.looks import (
+from baton_operator.autoscaling.planner.plan import plan_replicas
+from baton_operator.autoscaling.planner.load_model import servers_for
+from baton_operator.autoscaling.planner.replica_pair import Pair, Rules, fit
+from baton_operator.autoscaling.planner.replica_limits import active, ranges
+from baton_operator.autoscaling.planner.memory import PlannerMemory
+from baton_operator.autoscaling.planner.inputs import ReplicaRange, Phase, AutoscalingPolicy, ScalingReason, Schedule
+from tests.support.planner.builders import (
     NOW,
     POLICY,
     bounded,
     decide,
     demand,
-    look,
+    observed_pool,
     node,
     nodes,
 )
@@ -76,29 +76,29 @@ def test_a_schedule_that_ends_where_it_begins_lasts_a_day() -> None:
 def test_the_later_of_two_schedules_wins_separately_for_minimum_and_maximum() -> None:
     days = frozenset(range(7))
     first = Schedule(
-        days=days, from_minute=0, to_minute=DAY, minimum={"decode": 5}, maximum={"decode": 7}
+        days=days, from_minute=0, to_minute=DAY, min_replicas={"decode": 5}, max_replicas={"decode": 7}
     )
-    second = Schedule(days=days, from_minute=0, to_minute=60, minimum={"decode": 2})
+    second = Schedule(days=days, from_minute=0, to_minute=60, min_replicas={"decode": 2})
     policy = bounded((1, 9), (1, 9), schedules=(first, second))
     both, alone = ranges(policy, 30)["decode"], ranges(policy, 90)["decode"]
-    assert (both.minimum, both.maximum) == (2, 7)
-    assert (alone.minimum, alone.maximum) == (5, 7)
+    assert (both.min_replicas, both.max_replicas) == (2, 7)
+    assert (alone.min_replicas, alone.max_replicas) == (5, 7)
 
 
 def test_a_schedule_only_raises_minima_and_only_lowers_maxima() -> None:
     days = frozenset(range(7))
     wide = Schedule(
-        days=days, from_minute=0, to_minute=0, minimum={"prefill": 1}, maximum={"prefill": 50}
+        days=days, from_minute=0, to_minute=0, min_replicas={"prefill": 1}, max_replicas={"prefill": 50}
     )
     found = ranges(bounded((3, 5), (1, 9), schedules=(wide,)), 0)["prefill"]
-    assert (found.minimum, found.maximum) == (3, 5)
+    assert (found.min_replicas, found.max_replicas) == (3, 5)
 
 
 def test_a_minimum_over_the_maximum_is_lowered_to_it() -> None:
     days = frozenset(range(7))
-    narrow = Schedule(days=days, from_minute=0, to_minute=0, maximum={"prefill": 2})
+    narrow = Schedule(days=days, from_minute=0, to_minute=0, max_replicas={"prefill": 2})
     found = ranges(bounded((3, 5), (1, 9), schedules=(narrow,)), 0)["prefill"]
-    assert (found.minimum, found.maximum) == (2, 2)
+    assert (found.min_replicas, found.max_replicas) == (2, 2)
 
 
 @pytest.mark.parametrize(
@@ -129,14 +129,14 @@ def test_the_best_pair_obeys_ratio_and_budget(
 
 def test_starting_nodes_are_not_requested_twice() -> None:
     started = (*nodes(demand(20.0), 2, 2), node("prefill", 2, Phase.PENDING, since_s=0.0))
-    first = decide(look(2, 2, 20.0))
-    second = decide(look(3, 2, 20.0, nodes=started))
+    first = decide(observed_pool(2, 2, 20.0))
+    second = decide(observed_pool(3, 2, 20.0, nodes=started))
     assert (first.prefill, second.prefill) == (3, 3)
     assert not second.acts
 
 
 def test_requests_queued_for_prefill_count_for_decode() -> None:
-    calm = look(8, 2, 20.0)
+    calm = observed_pool(8, 2, 20.0)
     queue = tuple(
         replace(one, queued_tokens=60_000) if one.role == "prefill" else one for one in calm.nodes
     )
@@ -146,17 +146,17 @@ def test_requests_queued_for_prefill_count_for_decode() -> None:
 
 def test_a_held_request_wakes_the_minimum_pair_even_without_a_known_capability() -> None:
     policy = bounded((2, 9), (3, 9), scale_to_zero_after_s=300.0)
-    found = decide(look(0, 0, demand=demand(0.0, held=1, idle_s=0.0), capability=None), policy)
-    assert (found.prefill, found.decode, found.reason) == (2, 3, Reason.WOKEN)
+    found = decide(observed_pool(0, 0, demand=demand(0.0, held=1, idle_s=0.0), capability=None), policy)
+    assert (found.prefill, found.decode, found.reason) == (2, 3, ScalingReason.WOKEN)
 
 
 def test_a_sleeping_pool_without_demand_data_wakes_only_for_a_schedule() -> None:
     policy = replace(POLICY, scale_to_zero_after_s=300.0)
-    found = decide(look(0, 0, demand=None), policy)
-    assert (found.prefill, found.decode, found.reason) == (0, 0, Reason.DEMAND_UNKNOWN)
-    day = Schedule(days=frozenset({0}), from_minute=0, to_minute=DAY, minimum={"decode": 1})
-    found = decide(look(0, 0, demand=None), replace(policy, schedules=(day,)))
-    assert (found.prefill, found.decode, found.reason) == (1, 1, Reason.WOKEN)
+    found = decide(observed_pool(0, 0, demand=None), policy)
+    assert (found.prefill, found.decode, found.reason) == (0, 0, ScalingReason.DEMAND_UNKNOWN)
+    day = Schedule(days=frozenset({0}), from_minute=0, to_minute=DAY, min_replicas={"decode": 1})
+    found = decide(observed_pool(0, 0, demand=None), replace(policy, schedules=(day,)))
+    assert (found.prefill, found.decode, found.reason) == (1, 1, ScalingReason.WOKEN)
 
 
 @pytest.mark.parametrize(
@@ -165,26 +165,26 @@ def test_a_sleeping_pool_without_demand_data_wakes_only_for_a_schedule() -> None
 )
 def test_a_pool_goes_to_sleep_only_if_nothing_waits_or_runs(change: dict[str, Any]) -> None:
     policy = replace(POLICY, scale_to_zero_after_s=300.0)
-    found = decide(look(2, 2, demand=demand(0.0, **change)), policy)
+    found = decide(observed_pool(2, 2, demand=demand(0.0, **change)), policy)
     assert min(found.prefill, found.decode) >= 1
 
 
 def test_a_pool_goes_to_sleep_only_if_its_routers_hold_requests_and_then_stays_asleep() -> None:
     policy = replace(POLICY, scale_to_zero_after_s=300.0)
-    awake, asleep = look(2, 2, 0.0), look(0, 0, 0.0)
-    assert decide(awake, policy).reason == Reason.IDLE
+    awake, asleep = observed_pool(2, 2, 0.0), observed_pool(0, 0, 0.0)
+    assert decide(awake, policy).reason == ScalingReason.IDLE
     assert decide(replace(awake, holds=False), policy).decode >= 1
-    assert decide(replace(asleep, holds=False), policy).reason == Reason.ASLEEP
+    assert decide(replace(asleep, holds=False), policy).reason == ScalingReason.ASLEEP
 
 
 def test_a_pool_without_prefill_nodes_has_no_ratio() -> None:
     policy = bounded((0, 0), (1, 9), ratio_min=0.5, ratio_max=2.0)
-    found = decide(look(0, 2, 10.0), policy)
+    found = decide(observed_pool(0, 2, 10.0), policy)
     assert (found.prefill, found.decode) == (0, 1)
 
 
 def test_the_message_explains_the_numbers_of_both_roles() -> None:
-    found = decide(look(2, 2, 20.0))
+    found = decide(observed_pool(2, 2, 20.0))
     assert found.message == (
         "prefill 2 -> 3 (DemandRose: 18,000 uncached prompt tokens/s, "
         "a node computes 10,000 tokens/s, 3 needed for TTFT 2 s); "
@@ -213,33 +213,33 @@ def test_prefill_nodes_stay_if_fewer_would_miss_a_target(
     change: dict[str, Any], gauges: dict[str, Any], message: str
 ) -> None:
     """The rates alone need only one node of each role."""
-    calm = look(2, 1, demand=demand(2.0, 1, **change))
+    calm = observed_pool(2, 1, demand=demand(2.0, 1, **change))
     nodes_ = tuple(replace(one, **gauges) if one.role == "prefill" else one for one in calm.nodes)
     found = decide(replace(calm, nodes=nodes_))
-    assert (found.prefill, found.reason) == (2, Reason.CONSOLIDATION_REFUSED)
+    assert (found.prefill, found.reason) == (2, ScalingReason.CONSOLIDATION_REFUSED)
     assert message in found.message
 
 
 def test_an_observation_in_several_looks_is_recorded_once() -> None:
     """If reading the index fails, the next look has the same numbers at a higher age."""
-    _, memory = plan(look(2, 2, demand=demand(10.0, age_s=3.0)), POLICY, Memory())
-    again = replace(look(2, 2, demand=demand(10.0, age_s=18.0)), at_s=NOW + 15.0)
-    _, memory = plan(again, POLICY, memory)
-    assert [one.at_s for one in memory.seen] == [NOW - 3.0]
-    assert [one.at_s for one in memory.needed] == [NOW, NOW + 15.0]
+    _, memory = plan_replicas(observed_pool(2, 2, demand=demand(10.0, age_s=3.0)), POLICY, PlannerMemory())
+    again = replace(observed_pool(2, 2, demand=demand(10.0, age_s=18.0)), at_s=NOW + 15.0)
+    _, memory = plan_replicas(again, POLICY, memory)
+    assert [one.at_s for one in memory.demand] == [NOW - 3.0]
+    assert [one.at_s for one in memory.recommendations] == [NOW, NOW + 15.0]
 
 
 def test_a_node_added_for_a_missed_target_stays() -> None:
     """The planner adds a node for a missed ITL, which its model alone does not call for."""
-    policy = Policy(
-        bounds={"prefill": Bounds(maximum=9), "decode": Bounds(maximum=9)},
-        down_stabilisation_s=60.0,
+    policy = AutoscalingPolicy(
+        ranges={"prefill": ReplicaRange(max_replicas=9), "decode": ReplicaRange(max_replicas=9)},
+        down_stabilization_s=60.0,
     )
-    memory, decode, itl_s = Memory(), 2, 0.08
+    memory, decode, itl_s = PlannerMemory(), 2, 0.08
     for turn in range(14):
         observed = demand(20.0, decode, itl_s=itl_s)
-        found, memory = plan(
-            replace(look(3, decode, demand=observed), at_s=15.0 * turn), policy, memory
+        found, memory = plan_replicas(
+            replace(observed_pool(3, decode, demand=observed), at_s=15.0 * turn), policy, memory
         )
         itl_s = 0.08 if found.decode < 3 else 0.02
         decode = found.decode

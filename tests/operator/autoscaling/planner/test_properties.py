@@ -9,22 +9,22 @@ import pytest
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
-from baton_operator.autoscaling.planner.decision.plan import plan
-from baton_operator.autoscaling.planner.limits.schedule import problems, ranges
-from baton_operator.autoscaling.planner.memory import Memory, TargetMiss, WantedNodes
-from baton_operator.autoscaling.planner.records import (
-    Bounds,
+from baton_operator.autoscaling.planner.plan import plan_replicas
+from baton_operator.autoscaling.planner.replica_limits import problems, ranges
+from baton_operator.autoscaling.planner.memory import PlannerMemory, TargetMiss, PastRecommendation
+from baton_operator.autoscaling.planner.inputs import (
+    ReplicaRange,
     Capability,
     Decision,
     Demand,
-    NodeView,
+    ObservedNode,
     Phase,
-    Policy,
+    AutoscalingPolicy,
     Schedule,
-    Situation,
+    PoolObservation,
 )
 from baton_protocol.store import ROLES, Role
-from tests.support.planner.looks import NOW, nodes
+from tests.support.planner.builders import NOW, nodes
 
 COUNTS = st.integers(0, 6)
 RATES = st.integers(0, 60_000)
@@ -51,7 +51,7 @@ DEMANDS = st.builds(
     itl_s=maybe(st.sampled_from([0.01, 0.2])),
 )
 NODES = st.builds(
-    NodeView,
+    ObservedNode,
     name=st.just("node"),
     role=st.sampled_from(ROLES),
     phase=st.sampled_from(Phase),
@@ -75,30 +75,30 @@ CAPABILITIES = st.builds(
 
 
 @st.composite
-def policies(draw: st.DrawFn) -> Policy:
-    bounds: dict[Role, Bounds] = {}
+def policies(draw: st.DrawFn) -> AutoscalingPolicy:
+    bounds: dict[Role, ReplicaRange] = {}
     for role in ROLES:
         least = draw(st.integers(0 if role == "prefill" else 1, 3))
         most = draw(st.integers(max(1, least), 8))
-        bounds[role] = Bounds(minimum=least, maximum=most, gpus=draw(st.integers(0, 2)))
+        bounds[role] = ReplicaRange(min_replicas=least, max_replicas=most, gpus=draw(st.integers(0, 2)))
     ratio = sorted(draw(st.tuples(*[st.sampled_from([0.25, 0.5, 1.0, 2.0, 3.0])] * 2)))
     schedule = Schedule(
         days=frozenset({0, 3}),
         from_minute=draw(st.sampled_from([0, 600, 1_200])),
         to_minute=draw(st.sampled_from([0, 600, 1_200])),
-        minimum={draw(st.sampled_from(ROLES)): draw(st.integers(0, 4))},
-        maximum={draw(st.sampled_from(ROLES)): draw(st.integers(1, 4))},
+        min_replicas={draw(st.sampled_from(ROLES)): draw(st.integers(0, 4))},
+        max_replicas={draw(st.sampled_from(ROLES)): draw(st.integers(1, 4))},
     )
-    policy = Policy(
-        bounds=bounds,
+    policy = AutoscalingPolicy(
+        ranges=bounds,
         gpu_budget=draw(maybe(st.integers(0, 16))),
         ratio_min=draw(maybe(st.just(ratio[0]))),
         ratio_max=draw(maybe(st.just(ratio[1]))),
         scale_to_zero_after_s=draw(maybe(st.just(300.0))),
-        up_stabilisation_s=draw(st.sampled_from([0.0, 60.0])),
-        down_stabilisation_s=draw(st.sampled_from([0.0, 300.0])),
-        up_step=draw(st.sampled_from([1.0, 2.0, 10.0])),
-        down_step=draw(st.integers(1, 3)),
+        up_stabilization_s=draw(st.sampled_from([0.0, 60.0])),
+        down_stabilization_s=draw(st.sampled_from([0.0, 300.0])),
+        up_factor=draw(st.sampled_from([1.0, 2.0, 10.0])),
+        down_nodes=draw(st.integers(1, 3)),
         schedules=draw(st.sampled_from([(), (schedule,)])),
     )
     assume(not problems(policy))
@@ -106,11 +106,11 @@ def policies(draw: st.DrawFn) -> Policy:
 
 
 MEMORIES = st.builds(
-    Memory,
+    PlannerMemory,
     since_s=st.sampled_from([NOW - 5_000.0, NOW - 100.0, NOW]),
-    needed=st.lists(
+    recommendations=st.lists(
         st.builds(
-            WantedNodes,
+            PastRecommendation,
             at_s=st.sampled_from([NOW - 400.0, NOW - 50.0, NOW - 5.0]),
             prefill=COUNTS,
             decode=COUNTS,
@@ -125,10 +125,10 @@ MEMORIES = st.builds(
     ).map(tuple),
 )
 SITUATIONS = st.builds(
-    Situation,
+    PoolObservation,
     at_s=st.just(NOW),
     nodes=st.lists(NODES, max_size=8).map(tuple),
-    desired=st.fixed_dictionaries({"prefill": COUNTS, "decode": COUNTS}),
+    current_replicas=st.fixed_dictionaries({"prefill": COUNTS, "decode": COUNTS}),
     demand=maybe(DEMANDS),
     capability=maybe(CAPABILITIES),
     minute_of_week=st.sampled_from([0, 660, 1_500, 5_000]),
@@ -137,11 +137,11 @@ SITUATIONS = st.builds(
 examples = settings(max_examples=150)
 
 
-def count(situation: Situation, role: Role, *phases: Phase) -> int:
+def count(situation: PoolObservation, role: Role, *phases: Phase) -> int:
     return sum(1 for node in situation.nodes if node.role == role and node.phase in phases)
 
 
-def existing(situation: Situation, role: Role) -> int:
+def existing(situation: PoolObservation, role: Role) -> int:
     alive = count(situation, role, Phase.PENDING, Phase.STARTING, Phase.READY)
     return max(situation.desired[role], alive)
 
@@ -150,11 +150,11 @@ def count_of(decision: Decision, role: Role) -> int:
     return decision.prefill if role == "prefill" else decision.decode
 
 
-def gpus(policy: Policy, pair: dict[Role, int]) -> int:
-    return sum(policy.bounds[role].gpus * number for role, number in pair.items())
+def gpus(policy: AutoscalingPolicy, pair: dict[Role, int]) -> int:
+    return sum(policy.ranges[role].gpus * number for role, number in pair.items())
 
 
-def in_ratio(policy: Policy, prefill: int, decode: int) -> bool:
+def in_ratio(policy: AutoscalingPolicy, prefill: int, decode: int) -> bool:
     low, high = policy.ratio_min, policy.ratio_max
     return (low is None or prefill >= low * decode - 1e-6) and (
         high is None or prefill <= high * decode + 1e-6
@@ -164,9 +164,9 @@ def in_ratio(policy: Policy, prefill: int, decode: int) -> bool:
 @examples
 @given(SITUATIONS, policies(), MEMORIES)
 def test_bounds_and_budget_always_hold_and_the_decision_says_why(
-    situation: Situation, policy: Policy, memory: Memory
+    situation: PoolObservation, policy: AutoscalingPolicy, memory: PlannerMemory
 ) -> None:
-    found, _ = plan(situation, policy, memory)
+    found, _ = plan_replicas(situation, policy, memory)
     bounds = ranges(policy, situation.minute_of_week)
     decided: dict[Role, int] = {"prefill": found.prefill, "decode": found.decode}
     held = {
@@ -174,16 +174,16 @@ def test_bounds_and_budget_always_hold_and_the_decision_says_why(
         for role in ROLES
     }
     grows = any(
-        decided[role] > existing(situation, role) and policy.bounds[role].gpus for role in ROLES
+        decided[role] > existing(situation, role) and policy.ranges[role].gpus for role in ROLES
     )
     if policy.gpu_budget is not None:
         assert gpus(policy, decided) <= policy.gpu_budget
         assert not grows or gpus(policy, held) <= policy.gpu_budget
     for role in ROLES:
-        assert decided[role] <= bounds[role].maximum
+        assert decided[role] <= bounds[role].max_replicas
     asleep = policy.scale_to_zero_after_s is not None and found.prefill == found.decode == 0
     if policy.gpu_budget is None and not asleep:
-        assert all(decided[role] >= bounds[role].minimum for role in ROLES)
+        assert all(decided[role] >= bounds[role].min_replicas for role in ROLES)
     assert found.acts == any(decided[role] != situation.desired[role] for role in ROLES)
     assert all(f"{role} " in found.message or asleep for role in ROLES)
     assert all(number == number for number in found.numbers.values())
@@ -192,14 +192,14 @@ def test_bounds_and_budget_always_hold_and_the_decision_says_why(
 @examples
 @given(SITUATIONS, policies(), MEMORIES)
 def test_a_pair_within_the_ratio_is_followed_by_another(
-    situation: Situation, policy: Policy, memory: Memory
+    situation: PoolObservation, policy: AutoscalingPolicy, memory: PlannerMemory
 ) -> None:
     bounds = ranges(policy, situation.minute_of_week)
     inside = {role: bounds[role].clamp(situation.desired[role]) for role in ROLES}
     assume(policy.gpu_budget is None or gpus(policy, inside) <= policy.gpu_budget)
     assume(in_ratio(policy, inside["prefill"], inside["decode"]))
-    situation = replace(situation, desired=inside)
-    found, _ = plan(situation, policy, memory)
+    situation = replace(situation, current_replicas=inside)
+    found, _ = plan_replicas(situation, policy, memory)
     assert in_ratio(policy, found.prefill, found.decode)
 
 
@@ -211,10 +211,10 @@ def test_a_pair_within_the_ratio_is_followed_by_another(
     policies(),
 )
 def test_the_ratio_is_reached_if_bounds_and_budget_allow_it(
-    requests: int, answer: int, prefill: int, decode: int, policy: Policy
+    requests: int, answer: int, prefill: int, decode: int, policy: AutoscalingPolicy
 ) -> None:
     policy = replace(
-        policy, scale_to_zero_after_s=None, down_stabilisation_s=0.0, up_stabilisation_s=0.0
+        policy, scale_to_zero_after_s=None, down_stabilization_s=0.0, up_stabilization_s=0.0
     )
     bounds = ranges(policy, 0)
     possible = any(
@@ -223,20 +223,20 @@ def test_the_ratio_is_reached_if_bounds_and_budget_allow_it(
             policy.gpu_budget is None
             or gpus(policy, {"prefill": one, "decode": other}) <= policy.gpu_budget
         )
-        for one in range(bounds["prefill"].minimum, bounds["prefill"].maximum + 1)
-        for other in range(bounds["decode"].minimum, bounds["decode"].maximum + 1)
+        for one in range(bounds["prefill"].min_replicas, bounds["prefill"].max_replicas + 1)
+        for other in range(bounds["decode"].min_replicas, bounds["decode"].max_replicas + 1)
     )
-    memory = Memory()
+    memory = PlannerMemory()
     for turn in range(40):
         situation = steady(requests, answer, prefill, decode, NOW + 15.0 * turn)
-        found, memory = plan(situation, policy, memory)
+        found, memory = plan_replicas(situation, policy, memory)
         prefill, decode = found.prefill, found.decode
     assert in_ratio(policy, prefill, decode) or not possible
 
 
 def steady(
     requests: int, answer: int, prefill: int, decode: int, at_s: float = NOW, factor: int = 1
-) -> Situation:
+) -> PoolObservation:
     """Return a situation without unknown values. `factor` multiplies the demand, but not the nodes'
     gauges."""
     demand = Demand(
@@ -254,10 +254,10 @@ def steady(
         itl_s=0.02,
     )
     calm = replace(demand, live_requests=requests, live_kv_tokens=1_000 * requests)
-    return Situation(
+    return PoolObservation(
         at_s=at_s,
         nodes=nodes(calm, prefill, decode),
-        desired={"prefill": prefill, "decode": decode},
+        current_replicas={"prefill": prefill, "decode": decode},
         demand=demand,
         capability=Capability(
             prefill_tokens=10_000.0,
@@ -285,13 +285,13 @@ def test_more_demand_never_gives_a_role_fewer_nodes(
     prefill: int,
     decode: int,
     factor: int,
-    policy: Policy,
-    memory: Memory,
+    policy: AutoscalingPolicy,
+    memory: PlannerMemory,
 ) -> None:
     """Without a budget or a ratio: with them, one role's need limits the other role."""
     policy = replace(policy, gpu_budget=None, ratio_min=None, ratio_max=None)
-    less, _ = plan(steady(requests, answer, prefill, decode), policy, memory)
-    more, _ = plan(steady(requests, answer, prefill, decode, factor=factor), policy, memory)
+    less, _ = plan_replicas(steady(requests, answer, prefill, decode), policy, memory)
+    more, _ = plan_replicas(steady(requests, answer, prefill, decode, factor=factor), policy, memory)
     assert more.prefill >= less.prefill
     assert more.decode >= less.decode
 
@@ -299,7 +299,7 @@ def test_more_demand_never_gives_a_role_fewer_nodes(
 @examples
 @given(SITUATIONS, policies(), MEMORIES, st.data())
 def test_unknown_inputs_never_scale_down(
-    situation: Situation, policy: Policy, memory: Memory, data: st.DataObject
+    situation: PoolObservation, policy: AutoscalingPolicy, memory: PlannerMemory, data: st.DataObject
 ) -> None:
     """Only the owner's maximum may still do so."""
     policy = replace(policy, gpu_budget=None, ratio_min=None, ratio_max=None)
@@ -325,35 +325,35 @@ def test_unknown_inputs_never_scale_down(
         elif hidden == "live":
             change, roles = {"output_tokens": None, "idle_s": None}, ("decode",)
         situation = replace(situation, demand=replace(demand, **change))
-    found, _ = plan(situation, policy, memory)
+    found, _ = plan_replicas(situation, policy, memory)
     bounds = ranges(policy, situation.minute_of_week)
     for role in roles:
-        assert count_of(found, role) >= min(situation.desired[role], bounds[role].maximum)
+        assert count_of(found, role) >= min(situation.desired[role], bounds[role].max_replicas)
 
 
 @examples
 @given(SITUATIONS, policies(), MEMORIES)
 def test_a_second_decision_at_the_same_time_is_identical(
-    situation: Situation, policy: Policy, memory: Memory
+    situation: PoolObservation, policy: AutoscalingPolicy, memory: PlannerMemory
 ) -> None:
-    found, after = plan(situation, policy, memory)
-    assert plan(situation, policy, memory) == (found, after)
-    assert plan(situation, policy, after) == (found, after)
+    found, after = plan_replicas(situation, policy, memory)
+    assert plan_replicas(situation, policy, memory) == (found, after)
+    assert plan_replicas(situation, policy, after) == (found, after)
 
 
 def test_memory_is_bounded_and_is_cleared_when_the_clock_goes_back() -> None:
-    policy = replace(STEADY_POLICY, down_stabilisation_s=1e9)
-    memory = Memory()
+    policy = replace(STEADY_POLICY, down_stabilization_s=1e9)
+    memory = PlannerMemory()
     for turn in range(1100):
-        _, memory = plan(steady(10, 200, 2, 2, NOW + turn), policy, memory)
-    assert len(memory.needed) <= 1024
-    assert len(memory.seen) <= 1024
-    _, memory = plan(steady(10, 200, 2, 2, 5.0), policy, memory)
+        _, memory = plan_replicas(steady(10, 200, 2, 2, NOW + turn), policy, memory)
+    assert len(memory.recommendations) <= 1024
+    assert len(memory.demand) <= 1024
+    _, memory = plan_replicas(steady(10, 200, 2, 2, 5.0), policy, memory)
     assert memory.since_s == 5.0
-    assert [one.at_s for one in memory.needed] == [5.0]
+    assert [one.at_s for one in memory.recommendations] == [5.0]
 
 
-STEADY_POLICY = Policy(bounds={"prefill": Bounds(maximum=9), "decode": Bounds(maximum=9)})
+STEADY_POLICY = AutoscalingPolicy(ranges={"prefill": ReplicaRange(max_replicas=9), "decode": ReplicaRange(max_replicas=9)})
 
 
 @pytest.mark.parametrize("bad", ["minimum", "budget", "ratio", "none"])
@@ -361,7 +361,7 @@ def test_a_contradictory_policy_is_reported(bad: str) -> None:
     policies_ = {
         "minimum": replace(
             STEADY_POLICY,
-            bounds={"prefill": Bounds(minimum=5, maximum=2), "decode": Bounds()},
+            ranges={"prefill": ReplicaRange(min_replicas=5, max_replicas=2), "decode": ReplicaRange()},
         ),
         "budget": replace(STEADY_POLICY, gpu_budget=1),
         "ratio": replace(STEADY_POLICY, ratio_min=2.0, ratio_max=1.0),

@@ -9,11 +9,11 @@ from random import Random
 
 import pytest
 
-from baton_operator.autoscaling.planner.decision.plan import plan
-from baton_operator.autoscaling.planner.memory import Memory
-from baton_operator.autoscaling.planner.records import Bounds, Decision, Policy, Reason
+from baton_operator.autoscaling.planner.plan import plan_replicas
+from baton_operator.autoscaling.planner.memory import PlannerMemory
+from baton_operator.autoscaling.planner.inputs import ReplicaRange, Decision, AutoscalingPolicy, ScalingReason
 from baton_protocol.store import ROLES
-from tests.support.planner.looks import ANSWER, POLICY
+from tests.support.planner.builders import ANSWER, POLICY
 from tests.support.planner.plant import TICK_S, Plant
 
 HOUR = round(3_600.0 / TICK_S)
@@ -32,14 +32,14 @@ class Turn:
 
 
 def run(
-    load: Load, turns: int, policy: Policy = POLICY, begin: tuple[int, int] = (2, 2)
+    load: Load, turns: int, policy: AutoscalingPolicy = POLICY, begin: tuple[int, int] = (2, 2)
 ) -> list[Turn]:
     """Run the planner each turn against a simulated pool with one GPU per node and a fixed sequence
     of clients."""
-    plant, memory, history = Plant(Random(7)).begin(*begin), Memory(), []
+    plant, memory, history = Plant(Random(7)).begin(*begin), PlannerMemory(), []
     for turn in range(turns):
         look = plant.look(*load(turn))
-        decision, memory = plan(look, policy, memory)
+        decision, memory = plan_replicas(observation, policy, memory)
         plant.act(decision)
         measured = look.demand.ttft_s if look.demand is not None else None
         history.append(Turn(decision, measured or 0.0, len(plant.views)))
@@ -70,7 +70,7 @@ def test_nodes_for_a_burst_are_added_in_a_few_turns_and_stay_for_the_window() ->
     assert before == (1, 1)
     assert after[0] >= 6
     assert [turn.pair[0] for turn in turns[40:43]] == [2, 4, 8]
-    window = round(POLICY.down_stabilisation_s / TICK_S)
+    window = round(POLICY.down_stabilization_s / TICK_S)
     assert min(turn.pair[0] for turn in turns[99 : 99 + window]) >= 6
     assert turns[-1].pair == (1, 1)
     assert turns[99].ttft_s < POLICY.ttft_s
@@ -79,7 +79,7 @@ def test_nodes_for_a_burst_are_added_in_a_few_turns_and_stay_for_the_window() ->
 def test_nodes_for_lasting_growth_are_added_before_ttft_misses_its_target() -> None:
     turns = run(lambda turn: (8.0 + 0.3 * turn, ANSWER), 160)
     assert max(turn.ttft_s for turn in turns[10:]) < POLICY.ttft_s
-    assert Reason.TREND_ROSE in {turn.decision.reason for turn in turns}
+    assert ScalingReason.TREND_ROSE in {turn.decision.reason for turn in turns}
 
 
 def test_a_shift_from_prompts_to_answers_moves_nodes_within_the_budget() -> None:
@@ -90,15 +90,15 @@ def test_a_shift_from_prompts_to_answers_moves_nodes_within_the_budget() -> None
     assert turns[-1].pair[1] >= 5
     assert max(turn.gpus for turn in turns) <= 8
     first = next(at for at, turn in enumerate(turns[120:]) if turn.pair[1] > turns[119].pair[1])
-    assert first * TICK_S < POLICY.down_stabilisation_s
+    assert first * TICK_S < POLICY.down_stabilization_s
 
 
 def test_a_budget_holds_while_nodes_drain() -> None:
     policy = replace(
         POLICY,
         gpu_budget=7,
-        down_stabilisation_s=30.0,
-        bounds={"prefill": Bounds(maximum=6), "decode": Bounds(maximum=6)},
+        down_stabilization_s=30.0,
+        ranges={"prefill": ReplicaRange(max_replicas=6), "decode": ReplicaRange(max_replicas=6)},
     )
     turns = run(
         lambda turn: (35.0, 50.0) if turn // 40 % 2 else (6.0, 3_000.0), 400, policy, (3, 3)
@@ -112,10 +112,10 @@ def test_an_unused_pool_sleeps_and_one_request_wakes_it() -> None:
     turns = run(lambda turn: (0.0 if 20 <= turn < 60 else 10.0, ANSWER), 100, policy)
     pairs = [turn.pair for turn in turns]
     asleep = pairs.index((0, 0))
-    assert turns[asleep].decision.reason == Reason.IDLE
+    assert turns[asleep].decision.reason == ScalingReason.IDLE
     assert 120.0 <= (asleep - 20 + 1) * TICK_S <= 150.0
-    assert turns[asleep + 1].decision.reason == Reason.ASLEEP
-    assert turns[60].decision.reason == Reason.WOKEN
+    assert turns[asleep + 1].decision.reason == ScalingReason.ASLEEP
+    assert turns[60].decision.reason == ScalingReason.WOKEN
     assert min(turns[60].pair) >= 1
     assert (0, 0) not in pairs[60:]
 
@@ -123,5 +123,5 @@ def test_an_unused_pool_sleeps_and_one_request_wakes_it() -> None:
 def test_a_restarted_operator_observes_a_whole_window_before_it_scales_down() -> None:
     turns = run(lambda _: (5.0, ANSWER), 60, begin=(4, 4))
     lower = next(at for at, turn in enumerate(turns) if turn.pair != (4, 4))
-    assert lower * TICK_S == POLICY.down_stabilisation_s
-    assert {turn.decision.reason for turn in turns[:lower]} == {Reason.DOWN_STABILISING}
+    assert lower * TICK_S == POLICY.down_stabilization_s
+    assert {turn.decision.reason for turn in turns[:lower]} == {ScalingReason.DOWN_STABILISING}

@@ -10,8 +10,8 @@ import pytest
 from baton_operator.autoscaling import node_metrics
 from baton_operator.autoscaling.node_metrics import BATCH, Gauge
 from baton_operator.autoscaling.node_views import Starts, nodes_of
-from baton_operator.autoscaling.planner.capability.learn import NodeSample
-from baton_operator.autoscaling.planner.records import NodeView, Phase
+from baton_operator.autoscaling.planner.capability import NodeSample
+from baton_operator.autoscaling.planner.inputs import ObservedNode, Phase
 from baton_operator.state.observed import FirstSeen, ObservedPod, read_pod
 from baton_protocol.ids import Epoch
 from baton_protocol.store import NodeLoad, NodeReport, Role, Speeds
@@ -32,7 +32,7 @@ def views(
     known: node_metrics.Gauges | None = None,
     desired: dict[Role, int] | None = None,
     rolling: bool = False,
-) -> dict[str, NodeView]:
+) -> dict[str, ObservedNode]:
     found = nodes_of(
         pods,
         known or {},

@@ -1,6 +1,6 @@
 """Makes consistent situations of a pool for planner tests: nodes, demand and gauges.
 
-In: the numbers of nodes and requests. Out: a Situation whose gauges follow from the load model, so
+In: the numbers of nodes and requests. Out: a PoolObservation whose gauges follow from the load model, so
 a test sets only the values that it is about.
 """
 
@@ -9,17 +9,17 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
-from baton_operator.autoscaling.planner.decision.plan import plan
-from baton_operator.autoscaling.planner.memory import Memory, WantedNodes
-from baton_operator.autoscaling.planner.records import (
-    Bounds,
+from baton_operator.autoscaling.planner.plan import plan_replicas
+from baton_operator.autoscaling.planner.memory import PlannerMemory, PastRecommendation
+from baton_operator.autoscaling.planner.inputs import (
+    ReplicaRange,
     Capability,
     Decision,
     Demand,
-    NodeView,
+    ObservedNode,
     Phase,
-    Policy,
-    Situation,
+    AutoscalingPolicy,
+    PoolObservation,
 )
 from baton_protocol.store import Role
 
@@ -33,19 +33,19 @@ NODE = Capability(
     kv_capacity=400_000,
     start_s=60.0,
 )
-POLICY = Policy(bounds={"prefill": Bounds(maximum=20), "decode": Bounds(maximum=20)})
+POLICY = AutoscalingPolicy(ranges={"prefill": ReplicaRange(max_replicas=20), "decode": ReplicaRange(max_replicas=20)})
 PROMPT, ANSWER = 900.0, 200.0
 CONTEXT = PROMPT + ANSWER / 2.0
 NOW = 10_000.0
 
 
-def bounded(prefill: tuple[int, int], decode: tuple[int, int], **changes: Any) -> Policy:
+def bounded(prefill: tuple[int, int], decode: tuple[int, int], **changes: Any) -> AutoscalingPolicy:
     """POLICY with these minima and maxima of nodes."""
-    bounds: dict[Role, Bounds] = {
-        "prefill": Bounds(minimum=prefill[0], maximum=prefill[1]),
-        "decode": Bounds(minimum=decode[0], maximum=decode[1]),
+    bounds: dict[Role, ReplicaRange] = {
+        "prefill": ReplicaRange(min_replicas=prefill[0], max_replicas=prefill[1]),
+        "decode": ReplicaRange(min_replicas=decode[0], max_replicas=decode[1]),
     }
-    return replace(POLICY, bounds=bounds, **changes)
+    return replace(POLICY, ranges=bounds, **changes)
 
 
 def demand(requests: float, decode: int = 2, answer: float = ANSWER, **changes: Any) -> Demand:
@@ -78,7 +78,7 @@ def step_s(tokens_per_s: float, context: float) -> float:
     return NODE.step_base_s / max(0.1, 1.0 - tokens_per_s * each)
 
 
-def node(role: Role, number: int, phase: Phase = Phase.READY, **changes: Any) -> NodeView:
+def node(role: Role, number: int, phase: Phase = Phase.READY, **changes: Any) -> ObservedNode:
     fields: dict[str, Any] = {
         "since_s": 3_600.0,
         "age_s": 1.0 if phase == Phase.READY else None,
@@ -89,10 +89,10 @@ def node(role: Role, number: int, phase: Phase = Phase.READY, **changes: Any) ->
         "kv_capacity": NODE.kv_capacity,
         "busy": 0.0,
     }
-    return NodeView(name=f"{role}-{number}", role=role, phase=phase, **(fields | changes))
+    return ObservedNode(name=f"{role}-{number}", role=role, phase=phase, **(fields | changes))
 
 
-def nodes(served: Demand, prefill: int, decode: int) -> tuple[NodeView, ...]:
+def nodes(served: Demand, prefill: int, decode: int) -> tuple[ObservedNode, ...]:
     """Ready nodes that share the demand evenly."""
     busy = min(1.0, (served.uncached_prompt_tokens or 0.0) / NODE.prefill_tokens / max(1, prefill))
     running = (served.live_requests or 0) // max(1, decode)
@@ -103,7 +103,7 @@ def nodes(served: Demand, prefill: int, decode: int) -> tuple[NodeView, ...]:
     )
 
 
-def look(prefill: int = 2, decode: int = 2, requests: float = 10.0, **changes: Any) -> Situation:
+def observed_pool(prefill: int = 2, decode: int = 2, requests: float = 10.0, **changes: Any) -> PoolObservation:
     """The situation of a pool with as many ready nodes as it should have."""
     given = changes.pop("demand", demand(requests, decode))
     fields: dict[str, Any] = {
@@ -113,21 +113,21 @@ def look(prefill: int = 2, decode: int = 2, requests: float = 10.0, **changes: A
         "demand": given,
         "capability": NODE,
     }
-    return Situation(**(fields | changes))
+    return PoolObservation(**(fields | changes))
 
 
-def watched(prefill: int = 0, decode: int = 0, seconds: float = 3_600.0) -> Memory:
+def memory_of_needs(prefill: int = 0, decode: int = 0, seconds: float = 3_600.0) -> PlannerMemory:
     """The memory of an operator that has observed the pool for `seconds`, and always needed these
     nodes."""
     needs = tuple(
-        WantedNodes(at_s=NOW - before, prefill=prefill, decode=decode)
+        PastRecommendation(at_s=NOW - before, prefill=prefill, decode=decode)
         for before in range(600, 0, -15)
         if before <= seconds
     )
-    return Memory(since_s=NOW - seconds, needed=needs)
+    return PlannerMemory(since_s=NOW - seconds, recommendations=needs)
 
 
-def decide(situation: Situation, policy: Policy = POLICY, memory: Memory | None = None) -> Decision:
+def decide(situation: PoolObservation, policy: AutoscalingPolicy = POLICY, memory: PlannerMemory | None = None) -> Decision:
     """Return the planner's decision; without `memory`, that of an operator that has needed no nodes
     for an hour."""
-    return plan(situation, policy, watched() if memory is None else memory)[0]
+    return plan_replicas(situation, policy, memory_of_needs() if memory is None else memory)[0]

@@ -10,14 +10,14 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from baton_operator.autoscaling.planner.capability.learn import (
+from baton_operator.autoscaling.planner.capability import (
     Learnt,
     NodeSample,
     begin,
     capability,
     learn,
 )
-from baton_operator.autoscaling.planner.records import Capability
+from baton_operator.autoscaling.planner.inputs import Capability
 
 # As from a self-benchmark: it measures one step of one sequence, and prompts of one length.
 PRIOR = Capability(prefill_tokens=8_000.0, step_base_s=0.02, kv_capacity=100_000, start_s=60.0)
