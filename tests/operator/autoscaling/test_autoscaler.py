@@ -12,8 +12,7 @@ import pytest
 
 from baton_operator.api.pool import Pool, SpecError
 from baton_operator.api.status import AutoscalingStatus, PoolStatus
-from baton_operator.autoscaling.autoscaler import Autoscaler
-from baton_operator.autoscaling.desired import desired_now
+from baton_operator.autoscaling.autoscaler import Autoscaler, current_replicas
 from baton_operator.builders.nodes import revision_of
 from baton_operator.metrics import Metrics
 from baton_operator.state.cache import Cache, PoolKey
@@ -351,7 +350,7 @@ CASES: list[tuple[dict[str, Any], AutoscalingStatus | None, tuple[Any, ...], tup
 
 
 @pytest.mark.parametrize(("scaling", "status", "workloads", "counts"), CASES)
-def test_the_desired_counts_are_those_of_the_last_decision_or_of_the_workloads(
+def test_the_current_replicas_are_those_of_the_last_decision_or_of_the_workloads(
     scaling: dict[str, Any],
     status: AutoscalingStatus | None,
     workloads: tuple[Any, ...],
@@ -360,8 +359,8 @@ def test_the_desired_counts_are_those_of_the_last_decision_or_of_the_workloads(
     three = {"replicas": 3}
     pool = sample_pool("sim", autoscaling=scaling, prefill=three, decode=three)
     assert pool.spec.autoscaling is not None
-    found = desired_now(pool, pool.spec.autoscaling, status, workloads)
-    assert (found["prefill"], found["decode"]) == counts
+    current = current_replicas(pool, pool.spec.autoscaling, status, workloads)
+    assert (current["prefill"], current["decode"]) == counts
 
 
 def test_new_counts_do_not_change_the_revision() -> None:

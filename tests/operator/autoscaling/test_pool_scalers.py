@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from baton_operator.autoscaling.pool_scalers import nodes_of, seed_of, with_replicas
+from baton_operator.autoscaling.pool_scalers import count_nodes, initial_count, with_replicas
 from baton_operator.builders import build_pool
 from baton_operator.builders.nodes import build_scalers, revision_of, seeded, selector_of
 from baton_operator.kube.kinds import ChildKey, key_of
@@ -21,12 +21,12 @@ BOUNDS = {"min": 1, "max": 1}
 POOL = sample_pool("sim", autoscaling={"mode": "auto", "prefill": BOUNDS, "decode": EXTERNAL})
 
 
-def known(*bodies: b.Body) -> dict[ChildKey, CachedChild]:
-    found = {}
+def cached_children(*bodies: b.Body) -> dict[ChildKey, CachedChild]:
+    children = {}
     for number, body in enumerate(bodies):
         metadata = body["metadata"] | {"uid": "u", "resourceVersion": str(number)}
-        found[key_of(body)] = read_child(body | {"metadata": metadata})
-    return found
+        children[key_of(body)] = read_child(body | {"metadata": metadata})
+    return children
 
 
 def deployment(name: str, replicas: int) -> b.Body:
@@ -91,12 +91,12 @@ def test_without_a_scaler_s_count_the_spec_decides() -> None:
     ids=["a new pool", "existing nodes", "the larger Deployment of a roll-out"],
 )
 def test_a_new_scaler_starts_with_the_existing_count(bodies: tuple[b.Body, ...], seed: int) -> None:
-    assert seed_of(POOL, "decode", known(*bodies)) == seed
+    assert initial_count(POOL, "decode", cached_children(*bodies)) == seed
 
 
 def test_the_reported_count_leaves_out_nodes_that_leave() -> None:
     leaving = {"annotations": {"baton.dev/drain-since": b.THEN}}
-    children = known(
+    children = cached_children(
         node("a"),
         b.pod(b.container(b.CREATING), name="b"),
         node("c", **leaving),
@@ -104,7 +104,7 @@ def test_the_reported_count_leaves_out_nodes_that_leave() -> None:
         node("e", component="prefill"),
         node("f", status={"phase": "Failed"}),
     )
-    assert nodes_of("decode", children) == 2
+    assert count_nodes("decode", children) == 2
 
 
 def test_the_selector_matches_the_role_s_pods_of_all_revisions() -> None:

@@ -1,7 +1,7 @@
-"""Makes consistent situations of a pool for planner tests: nodes, demand and gauges.
+"""Makes consistent observations of a pool for planner tests: nodes, demand and gauges.
 
-In: the numbers of nodes and requests. Out: a PoolObservation whose gauges follow from the load model, so
-a test sets only the values that it is about.
+In: the numbers of nodes and requests. Out: a `PoolObservation` whose gauges follow from the load
+model, so a test sets only the values that it is about.
 """
 
 from __future__ import annotations
@@ -9,19 +9,19 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
-from baton_operator.autoscaling.planner.plan import plan_replicas
-from baton_operator.autoscaling.planner.memory import PlannerMemory, PastRecommendation
 from baton_operator.autoscaling.planner.inputs import (
-    ReplicaRange,
+    AutoscalingPolicy,
     Capability,
-    Decision,
     Demand,
     ObservedNode,
     Phase,
-    AutoscalingPolicy,
     PoolObservation,
+    ReplicaRange,
 )
-from baton_protocol.store import Role
+from baton_operator.autoscaling.planner.memory import PastRecommendation, PlannerMemory
+from baton_operator.autoscaling.planner.plan import Decision, plan_replicas
+from baton_protocol.store import NodeLoad, NodeReport, Role, Speeds
+from tests.support.nodes.fake_node import make_report
 
 # A node computes 10,000 prompt tokens/s. A decode step takes 10 ms, and 0.2 ms per request of 1,000
 # tokens, so 200 requests have an ITL of 50 ms.
@@ -33,7 +33,10 @@ NODE = Capability(
     kv_capacity=400_000,
     start_s=60.0,
 )
-POLICY = AutoscalingPolicy(ranges={"prefill": ReplicaRange(max_replicas=20), "decode": ReplicaRange(max_replicas=20)})
+POLICY = AutoscalingPolicy(
+    ranges={"prefill": ReplicaRange(max_replicas=20), "decode": ReplicaRange(max_replicas=20)}
+)
+SPEEDS = Speeds(prefill_tokens_per_s=1000.0, decode_step_ms=20.0)
 PROMPT, ANSWER = 900.0, 200.0
 CONTEXT = PROMPT + ANSWER / 2.0
 NOW = 10_000.0
@@ -103,13 +106,15 @@ def nodes(served: Demand, prefill: int, decode: int) -> tuple[ObservedNode, ...]
     )
 
 
-def observed_pool(prefill: int = 2, decode: int = 2, requests: float = 10.0, **changes: Any) -> PoolObservation:
-    """The situation of a pool with as many ready nodes as it should have."""
+def observed_pool(
+    prefill: int = 2, decode: int = 2, requests: float = 10.0, **changes: Any
+) -> PoolObservation:
+    """A pool with as many ready nodes as it should have."""
     given = changes.pop("demand", demand(requests, decode))
     fields: dict[str, Any] = {
         "at_s": NOW,
         "nodes": nodes(given or demand(requests, decode), prefill, decode),
-        "desired": {"prefill": prefill, "decode": decode},
+        "current_replicas": {"prefill": prefill, "decode": decode},
         "demand": given,
         "capability": NODE,
     }
@@ -127,7 +132,16 @@ def memory_of_needs(prefill: int = 0, decode: int = 0, seconds: float = 3_600.0)
     return PlannerMemory(since_s=NOW - seconds, recommendations=needs)
 
 
-def decide(situation: PoolObservation, policy: AutoscalingPolicy = POLICY, memory: PlannerMemory | None = None) -> Decision:
+def decide(
+    observation: PoolObservation,
+    policy: AutoscalingPolicy = POLICY,
+    memory: PlannerMemory | None = None,
+) -> Decision:
     """Return the planner's decision; without `memory`, that of an operator that has needed no nodes
     for an hour."""
-    return plan_replicas(situation, policy, memory_of_needs() if memory is None else memory)[0]
+    return plan_replicas(observation, policy, memory_of_needs() if memory is None else memory)[0]
+
+
+def node_report(name: str = "d", role: Role = "decode", **load: Any) -> NodeReport:
+    """The report of a node with SPEEDS and room for 100 blocks."""
+    return make_report(name, role, speeds=SPEEDS, load=NodeLoad(total_blocks=100, **load))

@@ -9,9 +9,10 @@ from random import Random
 
 import pytest
 
-from baton_operator.autoscaling.planner.plan import plan_replicas
+from baton_operator.autoscaling.planner.inputs import AutoscalingPolicy, ReplicaRange
 from baton_operator.autoscaling.planner.memory import PlannerMemory
-from baton_operator.autoscaling.planner.inputs import ReplicaRange, Decision, AutoscalingPolicy, ScalingReason
+from baton_operator.autoscaling.planner.plan import Decision, plan_replicas
+from baton_operator.autoscaling.planner.reasons import ScalingReason
 from baton_protocol.store import ROLES
 from tests.support.planner.builders import ANSWER, POLICY
 from tests.support.planner.plant import TICK_S, Plant
@@ -38,10 +39,10 @@ def run(
     of clients."""
     plant, memory, history = Plant(Random(7)).begin(*begin), PlannerMemory(), []
     for turn in range(turns):
-        look = plant.look(*load(turn))
+        observation = plant.observe(*load(turn))
         decision, memory = plan_replicas(observation, policy, memory)
         plant.act(decision)
-        measured = look.demand.ttft_s if look.demand is not None else None
+        measured = observation.demand.ttft_s if observation.demand is not None else None
         history.append(Turn(decision, measured or 0.0, len(plant.views)))
     return history
 
@@ -49,8 +50,8 @@ def run(
 def moves(turns: list[Turn], role: str) -> int:
     """Return how often a role's number changed."""
     return sum(
-        getattr(one.decision, role) != getattr(other.decision, role)
-        for one, other in pairwise(turns)
+        getattr(turn.decision, role) != getattr(following.decision, role)
+        for turn, following in pairwise(turns)
     )
 
 

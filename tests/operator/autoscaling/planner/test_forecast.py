@@ -7,11 +7,15 @@ from random import Random
 
 import pytest
 
-from baton_operator.autoscaling.planner.forecast import Forecast, jump_factor, outlook
-from baton_operator.autoscaling.planner.forecast import extrapolate, fit_slope
+from baton_operator.autoscaling.planner.forecast import (
+    Forecast,
+    extrapolate,
+    fit_slope,
+    forecast_load,
+    jump_factor,
+)
+from baton_operator.autoscaling.planner.inputs import Demand, PoolObservation, nodes_of_role
 from baton_operator.autoscaling.planner.memory import DemandSample, PlannerMemory
-from baton_operator.autoscaling.planner.inputs import nodes_of_role
-from baton_operator.autoscaling.planner.inputs import Demand, PoolObservation
 from tests.support.planner.builders import NODE, NOW, demand, observed_pool
 
 WINDOW_S, TICK_S = 60.0, 15.0
@@ -33,10 +37,12 @@ def memory_of(requests: list[float], output: float = 200.0) -> PlannerMemory:
     return PlannerMemory(since_s=0.0, demand=tuple(samples))
 
 
-def forecast(observed: Demand, memory: PlannerMemory, situation: PoolObservation | None = None) -> Forecast:
-    situation = observed_pool(2, 2, demand=observed) if situation is None else situation
-    prefill, decode = (nodes_of_role(role, situation, 30.0) for role in ("prefill", "decode"))
-    return outlook(observed, prefill, decode, memory, NODE.start_s)
+def forecast_of(
+    observed: Demand, memory: PlannerMemory, observation: PoolObservation | None = None
+) -> Forecast:
+    observation = observed_pool(2, 2, demand=observed) if observation is None else observation
+    prefill, decode = (nodes_of_role(role, observation, 30.0) for role in ("prefill", "decode"))
+    return forecast_load(observed, prefill, decode, memory, NODE.start_s)
 
 
 def test_a_jump_is_seen_in_the_newest_part_of_the_window() -> None:
@@ -57,15 +63,15 @@ def test_noise_a_fall_and_windows_that_do_not_overlap_are_no_jumps() -> None:
 
 def test_a_jump_raises_the_forecast_of_prompts_and_of_their_answers() -> None:
     observed = demand(6.5, output_tokens=420.0, window_s=WINDOW_S)
-    view = forecast(observed, memory_of([2.0] * 6 + [6.5]))
-    assert view.prompt == pytest.approx(20.0 * 900.0)
-    assert view.output == pytest.approx(20.0 * 200.0)
-    assert view.prompt_mean == pytest.approx(900.0)
+    forecast = forecast_of(observed, memory_of([2.0] * 6 + [6.5]))
+    assert forecast.prompt == pytest.approx(20.0 * 900.0)
+    assert forecast.output == pytest.approx(20.0 * 200.0)
+    assert forecast.prompt_mean == pytest.approx(900.0)
 
 
 def test_generated_tokens_count_if_they_exceed_the_estimate_from_requests() -> None:
-    view = forecast(demand(2.0, output_tokens=9_000.0), memory_of([2.0] * 7))
-    assert view.output == 9_000.0
+    forecast = forecast_of(demand(2.0, output_tokens=9_000.0), memory_of([2.0] * 7))
+    assert forecast.output == 9_000.0
 
 
 def test_growth_is_extrapolated_from_the_middle_of_the_window_over_the_start_up() -> None:
@@ -93,9 +99,9 @@ def test_rates_without_growth_are_not_extrapolated(values: list[float]) -> None:
 def test_growth_is_extrapolated_once_half_of_the_points_show_it() -> None:
     values = [10.0] * 10 + [10.0 + 4.0 * turn for turn in range(1, 10)]
     points = [(15.0 * turn, value) for turn, value in enumerate(values)]
-    found = extrapolate(values[-1], points, 60.0, WINDOW_S)
-    assert found is not None
-    assert found > 1.2 * values[-1]
+    ahead = extrapolate(values[-1], points, 60.0, WINDOW_S)
+    assert ahead is not None
+    assert ahead > 1.2 * values[-1]
 
 
 def test_a_slope_has_an_error_and_needs_enough_points() -> None:
@@ -114,7 +120,7 @@ def test_waiting_requests_that_nodes_and_routers_report_count_once() -> None:
         replace(node, waiting=5, running=10) if node.role == "decode" else node
         for node in calm.nodes
     )
-    situation = replace(calm, nodes=waiting)
+    observation = replace(calm, nodes=waiting)
     for live, expected in ((20, 30.0), (30, 30.0), (40, 40.0), (None, 30.0)):
-        view = forecast(demand(10.0, live_requests=live), memory_of([10.0] * 7), situation)
-        assert view.live == expected
+        forecast = forecast_of(demand(10.0, live_requests=live), memory_of([10.0] * 7), observation)
+        assert forecast.live == expected

@@ -1,36 +1,51 @@
-"""One situation per reason, with the counts and the message; and the table of reasons."""
+"""One case per reason, with the counts and the message; the tables in docs/operations/scale.md."""
 
 from __future__ import annotations
 
 import re
 from dataclasses import dataclass, field, replace
+from pathlib import Path
 
 import pytest
 
+from baton_operator.autoscaling.planner.inputs import (
+    AutoscalingPolicy,
+    Phase,
+    PoolObservation,
+    ScheduledRange,
+)
+from baton_operator.autoscaling.planner.memory import (
+    DemandSample,
+    PastRecommendation,
+    PlannerMemory,
+)
 from baton_operator.autoscaling.planner.plan import plan_replicas
-from baton_operator.autoscaling.planner.memory import DemandSample, PlannerMemory, PastRecommendation
-from baton_operator.autoscaling.planner.reasons import REASONS
-from baton_operator.autoscaling.planner.inputs import Phase, AutoscalingPolicy, ScalingReason, Schedule, PoolObservation
+from baton_operator.autoscaling.planner.reasons import (
+    ScalingReason,
+    StepFallback,
+    fallbacks_table,
+    reasons_table,
+)
 from tests.support.planner.builders import (
     NODE,
     NOW,
     POLICY,
     bounded,
     demand,
-    observed_pool,
+    memory_of_needs,
     node,
     nodes,
-    memory_of_needs,
+    observed_pool,
 )
 
-ALWAYS = frozenset(range(7))
+PAGE = (Path(__file__).resolve().parents[4] / "docs" / "operations" / "scale.md").read_text()
 ZERO = replace(POLICY, scale_to_zero_after_s=300.0)
 
 
 @dataclass(frozen=True, kw_only=True)
 class Case:
     reason: ScalingReason
-    look: PoolObservation
+    observation: PoolObservation
     prefill: int
     decode: int
     message: str  # a part of the decision's message
@@ -54,32 +69,39 @@ def growing() -> PlannerMemory:
 
 
 def queued(tokens: int) -> PoolObservation:
-    """Return a situation whose demand needs exactly its three prefill nodes, each with a queue."""
+    """Return a pool whose demand needs exactly its three prefill nodes, each with a queue."""
     calm = observed_pool(3, 2, 20.0)
     filled = tuple(
-        replace(one, queued_tokens=tokens) if one.role == "prefill" else one for one in calm.nodes
+        replace(ready, queued_tokens=tokens) if ready.role == "prefill" else ready
+        for ready in calm.nodes
     )
     return replace(calm, nodes=filled)
 
 
-def with_nodes(situation: PoolObservation, **changes: object) -> PoolObservation:
-    """Return the situation with these gauges on each node."""
-    nodes_ = tuple(replace(one, **changes) for one in situation.nodes)  # type: ignore[arg-type]
-    return replace(situation, nodes=nodes_)
+def with_nodes(observation: PoolObservation, **changes: object) -> PoolObservation:
+    """Return the observation with these gauges on each node."""
+    nodes_ = tuple(replace(one, **changes) for one in observation.nodes)  # type: ignore[arg-type]
+    return replace(observation, nodes=nodes_)
 
 
 CASES = [
-    Case(reason=ScalingReason.STEADY, look=observed_pool(2, 1, 10.0), prefill=2, decode=1, message="2 needed"),
+    Case(
+        reason=ScalingReason.STEADY,
+        observation=observed_pool(2, 1, 10.0),
+        prefill=2,
+        decode=1,
+        message="2 needed",
+    ),
     Case(
         reason=ScalingReason.DEMAND_ROSE,
-        look=observed_pool(2, 2, 20.0),
+        observation=observed_pool(2, 2, 20.0),
         prefill=3,
         decode=2,
         message="prefill 2 -> 3 (DemandRose: 18,000 uncached prompt tokens/s",
     ),
     Case(
         reason=ScalingReason.TREND_ROSE,
-        look=observed_pool(2, 2, 17.0),
+        observation=observed_pool(2, 2, 17.0),
         memory=growing(),
         prefill=3,
         decode=2,
@@ -87,21 +109,21 @@ CASES = [
     ),
     Case(
         reason=ScalingReason.BACKLOG_GREW,
-        look=queued(305_000),
+        observation=queued(305_000),
         prefill=4,
         decode=2,
         message="tokens would still be queued then",
     ),
     Case(
         reason=ScalingReason.TARGET_MISSED,
-        look=with_nodes(observed_pool(2, 1, demand=demand(10.0, 1, ttft_s=3.5)), busy=0.6),
+        observation=with_nodes(observed_pool(2, 1, demand=demand(10.0, 1, ttft_s=3.5)), busy=0.6),
         prefill=3,
         decode=1,
         message="TTFT 3.50 s exceeds 2 s and the nodes are busy",
     ),
     Case(
         reason=ScalingReason.TARGET_UNREACHABLE,
-        look=observed_pool(
+        observation=observed_pool(
             8, 1, demand=demand(1.0, 1, prompt_tokens=40_000.0, uncached_prompt_tokens=40_000.0)
         ),
         prefill=11,
@@ -110,14 +132,14 @@ CASES = [
     ),
     Case(
         reason=ScalingReason.DEMAND_FELL,
-        look=observed_pool(2, 2, 10.0),
+        observation=observed_pool(2, 2, 10.0),
         prefill=2,
         decode=1,
         message="decode 2 -> 1",
     ),
     Case(
         reason=ScalingReason.STORE_LIMITED,
-        look=observed_pool(
+        observation=observed_pool(
             2,
             2,
             demand=demand(20.0, store_read_bytes=9e9),
@@ -129,7 +151,7 @@ CASES = [
     ),
     Case(
         reason=ScalingReason.CAPACITY_COMING,
-        look=observed_pool(
+        observation=observed_pool(
             3,
             2,
             20.0,
@@ -144,35 +166,35 @@ CASES = [
     ),
     Case(
         reason=ScalingReason.DEMAND_UNKNOWN,
-        look=observed_pool(4, 4, demand=None),
+        observation=observed_pool(4, 4, demand=None),
         prefill=4,
         decode=4,
         message="no router has reported its load",
     ),
     Case(
         reason=ScalingReason.DEMAND_STALE,
-        look=observed_pool(4, 4, demand=demand(10.0, 4, age_s=31.0)),
+        observation=observed_pool(4, 4, demand=demand(10.0, 4, age_s=31.0)),
         prefill=4,
         decode=4,
         message="load report is 31 s old, over the limit of 30 s",
     ),
     Case(
         reason=ScalingReason.CAPABILITY_UNKNOWN,
-        look=observed_pool(4, 4, capability=None),
+        observation=observed_pool(4, 4, capability=None),
         prefill=4,
         decode=4,
         message="no node has measured its speed yet",
     ),
     Case(
         reason=ScalingReason.NODES_SILENT,
-        look=with_nodes(observed_pool(4, 4, 1.0), age_s=None),
+        observation=with_nodes(observed_pool(4, 4, 1.0), age_s=None),
         prefill=4,
         decode=4,
         message="no recent report from prefill-0, prefill-1, prefill-2",
     ),
     Case(
         reason=ScalingReason.AT_MINIMUM,
-        look=observed_pool(3, 3, 1.0),
+        observation=observed_pool(3, 3, 1.0),
         policy=bounded((3, 9), (3, 9)),
         prefill=3,
         decode=3,
@@ -180,7 +202,7 @@ CASES = [
     ),
     Case(
         reason=ScalingReason.AT_MAXIMUM,
-        look=observed_pool(2, 2, 20.0),
+        observation=observed_pool(2, 2, 20.0),
         policy=bounded((1, 2), (1, 2)),
         prefill=2,
         decode=2,
@@ -188,12 +210,10 @@ CASES = [
     ),
     Case(
         reason=ScalingReason.SCHEDULE_MINIMUM,
-        look=observed_pool(1, 4, 1.0),
+        observation=observed_pool(1, 4, 1.0),
         policy=replace(
             POLICY,
-            schedules=(
-                Schedule(days=ALWAYS, from_minute=0, to_minute=1440, min_replicas={"decode": 4}),
-            ),
+            active_schedules=(ScheduledRange(min_replicas={"decode": 4}),),
         ),
         prefill=1,
         decode=4,
@@ -201,12 +221,10 @@ CASES = [
     ),
     Case(
         reason=ScalingReason.SCHEDULE_MAXIMUM,
-        look=observed_pool(2, 2, 20.0),
+        observation=observed_pool(2, 2, 20.0),
         policy=replace(
             POLICY,
-            schedules=(
-                Schedule(days=ALWAYS, from_minute=0, to_minute=1440, max_replicas={"prefill": 2}),
-            ),
+            active_schedules=(ScheduledRange(max_replicas={"prefill": 2}),),
         ),
         prefill=2,
         decode=2,
@@ -214,7 +232,7 @@ CASES = [
     ),
     Case(
         reason=ScalingReason.RATIO_RAISED,
-        look=observed_pool(3, 1, 20.0, demand=demand(20.0, 1, answer=10.0)),
+        observation=observed_pool(3, 1, 20.0, demand=demand(20.0, 1, answer=10.0)),
         policy=replace(POLICY, ratio_max=1.5),
         prefill=3,
         decode=2,
@@ -222,7 +240,7 @@ CASES = [
     ),
     Case(
         reason=ScalingReason.RATIO_LIMITED,
-        look=observed_pool(2, 2, 20.0, demand=demand(20.0, 2, answer=10.0)),
+        observation=observed_pool(2, 2, 20.0, demand=demand(20.0, 2, answer=10.0)),
         policy=bounded((1, 9), (1, 2), ratio_max=1.0),
         prefill=2,
         decode=2,
@@ -230,7 +248,7 @@ CASES = [
     ),
     Case(
         reason=ScalingReason.BUDGET_LIMITED,
-        look=observed_pool(2, 2, demand=demand(20.0, 2, answer=400.0)),
+        observation=observed_pool(2, 2, demand=demand(20.0, 2, answer=400.0)),
         policy=replace(POLICY, gpu_budget=4),
         prefill=2,
         decode=2,
@@ -238,7 +256,7 @@ CASES = [
     ),
     Case(
         reason=ScalingReason.BUDGET_SHIFT,
-        look=observed_pool(3, 3, demand=demand(10.0, 3, answer=2_000.0)),
+        observation=observed_pool(3, 3, demand=demand(10.0, 3, answer=2_000.0)),
         policy=replace(POLICY, gpu_budget=6, down_nodes=2),
         prefill=1,
         decode=3,
@@ -246,7 +264,7 @@ CASES = [
     ),
     Case(
         reason=ScalingReason.BUDGET_WAITS,
-        look=observed_pool(
+        observation=observed_pool(
             2, 2, 20.0, nodes=(*nodes(demand(20.0), 2, 2), node("decode", 2, Phase.DRAINING))
         ),
         policy=replace(POLICY, gpu_budget=5),
@@ -256,7 +274,7 @@ CASES = [
     ),
     Case(
         reason=ScalingReason.BUDGET_TOO_SMALL,
-        look=observed_pool(2, 2, 10.0),
+        observation=observed_pool(2, 2, 10.0),
         policy=bounded((2, 9), (3, 9), gpu_budget=4),
         prefill=2,
         decode=2,
@@ -264,7 +282,7 @@ CASES = [
     ),
     Case(
         reason=ScalingReason.UP_STABILISING,
-        look=observed_pool(2, 2, 20.0),
+        observation=observed_pool(2, 2, 20.0),
         policy=replace(POLICY, up_stabilization_s=60.0),
         memory=memory_of_needs(2, 2),
         prefill=2,
@@ -273,14 +291,14 @@ CASES = [
     ),
     Case(
         reason=ScalingReason.UP_STEP,
-        look=observed_pool(2, 2, 80.0),
+        observation=observed_pool(2, 2, 80.0),
         prefill=4,
         decode=4,
         message="at most 4 nodes in this step",
     ),
     Case(
         reason=ScalingReason.DOWN_STABILISING,
-        look=observed_pool(2, 4, 10.0),
+        observation=observed_pool(2, 4, 10.0),
         memory=memory_of_needs(2, 4),
         prefill=2,
         decode=4,
@@ -288,21 +306,23 @@ CASES = [
     ),
     Case(
         reason=ScalingReason.DOWN_STEP,
-        look=observed_pool(2, 5, 10.0),
+        observation=observed_pool(2, 5, 10.0),
         prefill=2,
         decode=4,
         message="at most 1 removed at once",
     ),
     Case(
         reason=ScalingReason.CONSOLIDATION_REFUSED,
-        look=with_nodes(observed_pool(2, 2, demand=demand(10.0, 2, itl_s=0.06)), since_s=10.0),
+        observation=with_nodes(
+            observed_pool(2, 2, demand=demand(10.0, 2, itl_s=0.06)), since_s=10.0
+        ),
         prefill=2,
         decode=2,
         message="ITL 60 ms exceeds 50 ms",
     ),
     Case(
         reason=ScalingReason.DRAIN_RUNNING,
-        look=observed_pool(
+        observation=observed_pool(
             2, 3, 10.0, nodes=(*nodes(demand(10.0, 3), 2, 3), node("decode", 3, Phase.DRAINING))
         ),
         prefill=2,
@@ -311,14 +331,14 @@ CASES = [
     ),
     Case(
         reason=ScalingReason.ROLL_OUT_RUNNING,
-        look=observed_pool(2, 3, 10.0, rolling=True),
+        observation=observed_pool(2, 3, 10.0, rolling=True),
         prefill=2,
         decode=3,
         message="a roll-out is in progress",
     ),
     Case(
         reason=ScalingReason.IDLE,
-        look=observed_pool(3, 3, 0.0),
+        observation=observed_pool(3, 3, 0.0),
         policy=ZERO,
         prefill=0,
         decode=0,
@@ -326,7 +346,7 @@ CASES = [
     ),
     Case(
         reason=ScalingReason.ASLEEP,
-        look=observed_pool(0, 0, 0.0),
+        observation=observed_pool(0, 0, 0.0),
         policy=ZERO,
         prefill=0,
         decode=0,
@@ -334,7 +354,7 @@ CASES = [
     ),
     Case(
         reason=ScalingReason.WOKEN,
-        look=observed_pool(0, 0, demand=demand(0.0, held=1, idle_s=0.0)),
+        observation=observed_pool(0, 0, demand=demand(0.0, held=1, idle_s=0.0)),
         policy=replace(ZERO, ranges=bounded((2, 9), (1, 9)).ranges),
         prefill=2,
         decode=1,
@@ -344,32 +364,48 @@ CASES = [
 
 
 @pytest.mark.parametrize("case", CASES, ids=lambda case: str(case.reason))
-def test_a_situation_gives_its_counts_reason_and_message(case: Case) -> None:
-    found, _ = plan_replicas(case.look, case.policy, case.memory)
-    assert (found.prefill, found.decode, found.reason) == (case.prefill, case.decode, case.reason)
-    assert case.message in found.message
-    assert found.numbers["prefill_desired"] == case.look.desired["prefill"]
-    changes = (found.prefill, found.decode) != tuple(case.look.desired.values())
-    assert found.acts == changes
+def test_a_case_has_its_counts_reason_and_message(case: Case) -> None:
+    decision, _ = plan_replicas(case.observation, case.policy, case.memory)
+    assert (decision.prefill, decision.decode) == (case.prefill, case.decode)
+    assert decision.reason == case.reason
+    assert case.message in decision.message
+    current = case.observation.current_replicas
+    assert decision.numbers["prefill_desired"] == current["prefill"]
 
 
 def test_every_reason_has_a_case() -> None:
     assert [case.reason for case in CASES] == list(ScalingReason)
 
 
-def test_every_reason_has_a_meaning_and_a_remedy_of_one_line() -> None:
-    assert list(REASONS) == list(ScalingReason)
-    for reason, explained in REASONS.items():
-        assert re.fullmatch(r"([A-Z][a-z]+)+", reason)
-        for text in (explained.meaning, explained.remedy):
-            assert text
-            assert "\n" not in text
-            assert "|" not in text
+@pytest.mark.parametrize("word", [*ScalingReason, *StepFallback], ids=str)
+def test_every_word_has_a_meaning_and_a_remedy_of_one_line(
+    word: ScalingReason | StepFallback,
+) -> None:
+    assert re.fullmatch(r"([A-Z][a-z]+)+", word)
+    for text in (word.meaning, word.remedy):
+        assert text
+        assert "\n" not in text
+        assert "|" not in text
+
+
+@pytest.mark.parametrize("table", [reasons_table(), fallbacks_table()], ids=["reasons", "steps"])
+def test_the_tables_in_the_docs_are_the_generated_ones(table: str) -> None:
+    section = re.search(
+        r"^## Why the pool has as many nodes as it has\n(.*?)(?=^## |\Z)",
+        PAGE,
+        re.MULTILINE | re.DOTALL,
+    )
+    assert section is not None
+    assert table in section[1], (
+        "regenerate them: python -m baton_operator.autoscaling.planner.reasons"
+    )
 
 
 def test_the_default_memory_equals_that_of_a_running_operator() -> None:
     memory = PlannerMemory()
     for back in range(240, 0, -1):
-        _, memory = plan_replicas(replace(observed_pool(1, 1, 1.0), at_s=NOW - 15.0 * back), POLICY, memory)
+        observation = observed_pool(1, 1, 1.0, at_s=NOW - 15.0 * back)
+        _, memory = plan_replicas(observation, POLICY, memory)
     assert memory.since_s == memory_of_needs().since_s
-    assert PastRecommendation(at_s=NOW - 15.0, prefill=1, decode=1) in memory.recommendations
+    past = PastRecommendation(at_s=NOW - 15.0, prefill=1, decode=1)
+    assert past in memory.recommendations

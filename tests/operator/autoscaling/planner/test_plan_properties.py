@@ -5,24 +5,24 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
-import pytest
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
-from baton_operator.autoscaling.planner.plan import plan_replicas
-from baton_operator.autoscaling.planner.replica_limits import problems, ranges
-from baton_operator.autoscaling.planner.memory import PlannerMemory, TargetMiss, PastRecommendation
 from baton_operator.autoscaling.planner.inputs import (
-    ReplicaRange,
+    AutoscalingPolicy,
     Capability,
     Decision,
     Demand,
     ObservedNode,
     Phase,
-    AutoscalingPolicy,
-    Schedule,
     PoolObservation,
+    ReplicaRange,
+    ScheduledRange,
 )
+from baton_operator.autoscaling.planner.memory import PastRecommendation, PlannerMemory, TargetMiss
+from baton_operator.autoscaling.planner.plan import plan_replicas
+from baton_operator.autoscaling.planner.replica_limits import ranges_now
+from baton_operator.autoscaling.policy import find_contradictions
 from baton_protocol.store import ROLES, Role
 from tests.support.planner.builders import NOW, nodes
 
@@ -76,21 +76,20 @@ CAPABILITIES = st.builds(
 
 @st.composite
 def policies(draw: st.DrawFn) -> AutoscalingPolicy:
-    bounds: dict[Role, ReplicaRange] = {}
+    ranges: dict[Role, ReplicaRange] = {}
     for role in ROLES:
         least = draw(st.integers(0 if role == "prefill" else 1, 3))
         most = draw(st.integers(max(1, least), 8))
-        bounds[role] = ReplicaRange(min_replicas=least, max_replicas=most, gpus=draw(st.integers(0, 2)))
+        ranges[role] = ReplicaRange(
+            min_replicas=least, max_replicas=most, gpus=draw(st.integers(0, 2))
+        )
     ratio = sorted(draw(st.tuples(*[st.sampled_from([0.25, 0.5, 1.0, 2.0, 3.0])] * 2)))
-    schedule = Schedule(
-        days=frozenset({0, 3}),
-        from_minute=draw(st.sampled_from([0, 600, 1_200])),
-        to_minute=draw(st.sampled_from([0, 600, 1_200])),
+    schedule = ScheduledRange(
         min_replicas={draw(st.sampled_from(ROLES)): draw(st.integers(0, 4))},
         max_replicas={draw(st.sampled_from(ROLES)): draw(st.integers(1, 4))},
     )
     policy = AutoscalingPolicy(
-        ranges=bounds,
+        ranges=ranges,
         gpu_budget=draw(maybe(st.integers(0, 16))),
         ratio_min=draw(maybe(st.just(ratio[0]))),
         ratio_max=draw(maybe(st.just(ratio[1]))),
@@ -99,9 +98,9 @@ def policies(draw: st.DrawFn) -> AutoscalingPolicy:
         down_stabilization_s=draw(st.sampled_from([0.0, 300.0])),
         up_factor=draw(st.sampled_from([1.0, 2.0, 10.0])),
         down_nodes=draw(st.integers(1, 3)),
-        schedules=draw(st.sampled_from([(), (schedule,)])),
+        active_schedules=draw(st.sampled_from([(), (schedule,)])),
     )
-    assume(not problems(policy))
+    assume(not find_contradictions(policy))
     return policy
 
 
@@ -124,26 +123,25 @@ MEMORIES = st.builds(
         max_size=1,
     ).map(tuple),
 )
-SITUATIONS = st.builds(
+OBSERVATIONS = st.builds(
     PoolObservation,
     at_s=st.just(NOW),
     nodes=st.lists(NODES, max_size=8).map(tuple),
     current_replicas=st.fixed_dictionaries({"prefill": COUNTS, "decode": COUNTS}),
     demand=maybe(DEMANDS),
     capability=maybe(CAPABILITIES),
-    minute_of_week=st.sampled_from([0, 660, 1_500, 5_000]),
     rolling=st.booleans(),
 )
 examples = settings(max_examples=150)
 
 
-def count(situation: PoolObservation, role: Role, *phases: Phase) -> int:
-    return sum(1 for node in situation.nodes if node.role == role and node.phase in phases)
+def count(observation: PoolObservation, role: Role, *phases: Phase) -> int:
+    return sum(1 for node in observation.nodes if node.role == role and node.phase in phases)
 
 
-def existing(situation: PoolObservation, role: Role) -> int:
-    alive = count(situation, role, Phase.PENDING, Phase.STARTING, Phase.READY)
-    return max(situation.desired[role], alive)
+def existing(observation: PoolObservation, role: Role) -> int:
+    alive = count(observation, role, Phase.PENDING, Phase.STARTING, Phase.READY)
+    return max(observation.current_replicas[role], alive)
 
 
 def count_of(decision: Decision, role: Role) -> int:
@@ -162,45 +160,45 @@ def in_ratio(policy: AutoscalingPolicy, prefill: int, decode: int) -> bool:
 
 
 @examples
-@given(SITUATIONS, policies(), MEMORIES)
+@given(OBSERVATIONS, policies(), MEMORIES)
 def test_bounds_and_budget_always_hold_and_the_decision_says_why(
-    situation: PoolObservation, policy: AutoscalingPolicy, memory: PlannerMemory
+    observation: PoolObservation, policy: AutoscalingPolicy, memory: PlannerMemory
 ) -> None:
-    found, _ = plan_replicas(situation, policy, memory)
-    bounds = ranges(policy, situation.minute_of_week)
-    decided: dict[Role, int] = {"prefill": found.prefill, "decode": found.decode}
+    decision, _ = plan_replicas(observation, policy, memory)
+    bounds = ranges_now(policy)
+    decided: dict[Role, int] = {"prefill": decision.prefill, "decode": decision.decode}
     held = {
-        role: max(decided[role], existing(situation, role)) + count(situation, role, Phase.DRAINING)
+        role: max(decided[role], existing(observation, role))
+        + count(observation, role, Phase.DRAINING)
         for role in ROLES
     }
     grows = any(
-        decided[role] > existing(situation, role) and policy.ranges[role].gpus for role in ROLES
+        decided[role] > existing(observation, role) and policy.ranges[role].gpus for role in ROLES
     )
     if policy.gpu_budget is not None:
         assert gpus(policy, decided) <= policy.gpu_budget
         assert not grows or gpus(policy, held) <= policy.gpu_budget
     for role in ROLES:
         assert decided[role] <= bounds[role].max_replicas
-    asleep = policy.scale_to_zero_after_s is not None and found.prefill == found.decode == 0
+    asleep = policy.scale_to_zero_after_s is not None and decision.prefill == decision.decode == 0
     if policy.gpu_budget is None and not asleep:
         assert all(decided[role] >= bounds[role].min_replicas for role in ROLES)
-    assert found.acts == any(decided[role] != situation.desired[role] for role in ROLES)
-    assert all(f"{role} " in found.message or asleep for role in ROLES)
-    assert all(number == number for number in found.numbers.values())
+    assert all(f"{role} " in decision.message or asleep for role in ROLES)
+    assert all(number == number for number in decision.numbers.values())
 
 
 @examples
-@given(SITUATIONS, policies(), MEMORIES)
+@given(OBSERVATIONS, policies(), MEMORIES)
 def test_a_pair_within_the_ratio_is_followed_by_another(
-    situation: PoolObservation, policy: AutoscalingPolicy, memory: PlannerMemory
+    observation: PoolObservation, policy: AutoscalingPolicy, memory: PlannerMemory
 ) -> None:
-    bounds = ranges(policy, situation.minute_of_week)
-    inside = {role: bounds[role].clamp(situation.desired[role]) for role in ROLES}
+    bounds = ranges_now(policy)
+    inside = {role: bounds[role].clamp(observation.current_replicas[role]) for role in ROLES}
     assume(policy.gpu_budget is None or gpus(policy, inside) <= policy.gpu_budget)
     assume(in_ratio(policy, inside["prefill"], inside["decode"]))
-    situation = replace(situation, current_replicas=inside)
-    found, _ = plan_replicas(situation, policy, memory)
-    assert in_ratio(policy, found.prefill, found.decode)
+    observation = replace(observation, current_replicas=inside)
+    decision, _ = plan_replicas(observation, policy, memory)
+    assert in_ratio(policy, decision.prefill, decision.decode)
 
 
 @given(
@@ -216,29 +214,30 @@ def test_the_ratio_is_reached_if_bounds_and_budget_allow_it(
     policy = replace(
         policy, scale_to_zero_after_s=None, down_stabilization_s=0.0, up_stabilization_s=0.0
     )
-    bounds = ranges(policy, 0)
+    bounds = ranges_now(policy)
     possible = any(
-        in_ratio(policy, one, other)
+        in_ratio(policy, prefill_count, decode_count)
         and (
             policy.gpu_budget is None
-            or gpus(policy, {"prefill": one, "decode": other}) <= policy.gpu_budget
+            or gpus(policy, {"prefill": prefill_count, "decode": decode_count}) <= policy.gpu_budget
         )
-        for one in range(bounds["prefill"].min_replicas, bounds["prefill"].max_replicas + 1)
-        for other in range(bounds["decode"].min_replicas, bounds["decode"].max_replicas + 1)
+        for prefill_count in range(
+            bounds["prefill"].min_replicas, bounds["prefill"].max_replicas + 1
+        )
+        for decode_count in range(bounds["decode"].min_replicas, bounds["decode"].max_replicas + 1)
     )
     memory = PlannerMemory()
     for turn in range(40):
-        situation = steady(requests, answer, prefill, decode, NOW + 15.0 * turn)
-        found, memory = plan_replicas(situation, policy, memory)
-        prefill, decode = found.prefill, found.decode
+        observation = steady(requests, answer, prefill, decode, NOW + 15.0 * turn)
+        decision, memory = plan_replicas(observation, policy, memory)
+        prefill, decode = decision.prefill, decision.decode
     assert in_ratio(policy, prefill, decode) or not possible
 
 
 def steady(
     requests: int, answer: int, prefill: int, decode: int, at_s: float = NOW, factor: int = 1
 ) -> PoolObservation:
-    """Return a situation without unknown values. `factor` multiplies the demand, but not the nodes'
-    gauges."""
+    """A pool without unknown values. `factor` multiplies the demand, but not the nodes' gauges."""
     demand = Demand(
         window_s=30.0,
         age_s=0.0,
@@ -291,32 +290,37 @@ def test_more_demand_never_gives_a_role_fewer_nodes(
     """Without a budget or a ratio: with them, one role's need limits the other role."""
     policy = replace(policy, gpu_budget=None, ratio_min=None, ratio_max=None)
     less, _ = plan_replicas(steady(requests, answer, prefill, decode), policy, memory)
-    more, _ = plan_replicas(steady(requests, answer, prefill, decode, factor=factor), policy, memory)
+    more, _ = plan_replicas(
+        steady(requests, answer, prefill, decode, factor=factor), policy, memory
+    )
     assert more.prefill >= less.prefill
     assert more.decode >= less.decode
 
 
 @examples
-@given(SITUATIONS, policies(), MEMORIES, st.data())
+@given(OBSERVATIONS, policies(), MEMORIES, st.data())
 def test_unknown_inputs_never_scale_down(
-    situation: PoolObservation, policy: AutoscalingPolicy, memory: PlannerMemory, data: st.DataObject
+    observation: PoolObservation,
+    policy: AutoscalingPolicy,
+    memory: PlannerMemory,
+    data: st.DataObject,
 ) -> None:
     """Only the owner's maximum may still do so."""
     policy = replace(policy, gpu_budget=None, ratio_min=None, ratio_max=None)
     hidden = data.draw(st.sampled_from(["demand", "age", "capability", "prompt", "live", "nodes"]))
-    demand = situation.demand
+    demand = observation.demand
     roles: tuple[Role, ...] = ROLES
     if hidden == "demand":
-        situation = replace(situation, demand=None)
+        observation = replace(observation, demand=None)
     elif hidden == "capability":
-        situation = replace(situation, capability=None)
+        observation = replace(observation, capability=None)
         demand = None  # a pool may go to sleep without knowing how fast its nodes are
         policy = replace(policy, scale_to_zero_after_s=None)
     elif hidden == "nodes":
-        assume(all(count(situation, role, Phase.READY) for role in ROLES))
+        assume(all(count(observation, role, Phase.READY) for role in ROLES))
         policy = replace(policy, scale_to_zero_after_s=None)
-        situation = replace(
-            situation, nodes=tuple(replace(node, age_s=None) for node in situation.nodes)
+        observation = replace(
+            observation, nodes=tuple(replace(node, age_s=None) for node in observation.nodes)
         )
     elif demand is not None:
         change: dict[str, Any] = {"age_s": 31.0}
@@ -324,56 +328,20 @@ def test_unknown_inputs_never_scale_down(
             change, roles = {"uncached_prompt_tokens": None, "idle_s": None}, ("prefill",)
         elif hidden == "live":
             change, roles = {"output_tokens": None, "idle_s": None}, ("decode",)
-        situation = replace(situation, demand=replace(demand, **change))
-    found, _ = plan_replicas(situation, policy, memory)
-    bounds = ranges(policy, situation.minute_of_week)
+        observation = replace(observation, demand=replace(demand, **change))
+    decision, _ = plan_replicas(observation, policy, memory)
+    bounds = ranges_now(policy)
     for role in roles:
-        assert count_of(found, role) >= min(situation.desired[role], bounds[role].max_replicas)
+        assert count_of(decision, role) >= min(
+            observation.current_replicas[role], bounds[role].max_replicas
+        )
 
 
 @examples
-@given(SITUATIONS, policies(), MEMORIES)
+@given(OBSERVATIONS, policies(), MEMORIES)
 def test_a_second_decision_at_the_same_time_is_identical(
-    situation: PoolObservation, policy: AutoscalingPolicy, memory: PlannerMemory
+    observation: PoolObservation, policy: AutoscalingPolicy, memory: PlannerMemory
 ) -> None:
-    found, after = plan_replicas(situation, policy, memory)
-    assert plan_replicas(situation, policy, memory) == (found, after)
-    assert plan_replicas(situation, policy, after) == (found, after)
-
-
-def test_memory_is_bounded_and_is_cleared_when_the_clock_goes_back() -> None:
-    policy = replace(STEADY_POLICY, down_stabilization_s=1e9)
-    memory = PlannerMemory()
-    for turn in range(1100):
-        _, memory = plan_replicas(steady(10, 200, 2, 2, NOW + turn), policy, memory)
-    assert len(memory.recommendations) <= 1024
-    assert len(memory.demand) <= 1024
-    _, memory = plan_replicas(steady(10, 200, 2, 2, 5.0), policy, memory)
-    assert memory.since_s == 5.0
-    assert [one.at_s for one in memory.recommendations] == [5.0]
-
-
-STEADY_POLICY = AutoscalingPolicy(ranges={"prefill": ReplicaRange(max_replicas=9), "decode": ReplicaRange(max_replicas=9)})
-
-
-@pytest.mark.parametrize("bad", ["minimum", "budget", "ratio", "none"])
-def test_a_contradictory_policy_is_reported(bad: str) -> None:
-    policies_ = {
-        "minimum": replace(
-            STEADY_POLICY,
-            ranges={"prefill": ReplicaRange(min_replicas=5, max_replicas=2), "decode": ReplicaRange()},
-        ),
-        "budget": replace(STEADY_POLICY, gpu_budget=1),
-        "ratio": replace(STEADY_POLICY, ratio_min=2.0, ratio_max=1.0),
-        "none": replace(STEADY_POLICY, ratio_max=0.0),
-    }
-    messages = {
-        "minimum": "prefill: minimum 5 exceeds maximum 2; lower the minimum",
-        "budget": (
-            "gpuBudget 1 is less than the 2 GPUs of the minimums; raise it or lower a minimum"
-        ),
-        "ratio": "ratio: minimum 2 exceeds maximum 1; lower the minimum",
-        "none": "ratio: maximum 0 allows no prefill node; write a number above 0",
-    }
-    assert problems(policies_[bad]) == (messages[bad],)
-    assert problems(STEADY_POLICY) == ()
+    decision, after = plan_replicas(observation, policy, memory)
+    assert plan_replicas(observation, policy, memory) == (decision, after)
+    assert plan_replicas(observation, policy, after) == (decision, after)
