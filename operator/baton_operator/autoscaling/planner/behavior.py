@@ -99,7 +99,7 @@ def limit_step(
     recommendations: Recommendations,
     nodes: Mapping[Role, RoleNodes],
     ranges: Mapping[Role, ReplicaRange],
-    known: KnownInputs,
+    inputs: KnownInputs,
     policy: AutoscalingPolicy,
     memory: PlannerMemory,
     rolling: bool,
@@ -107,7 +107,7 @@ def limit_step(
     """`rolling`: a roll-out runs."""
     rates = {
         recommendation.role: _rate_limits(
-            recommendation, nodes[recommendation.role], known, policy, memory, rolling
+            recommendation, nodes[recommendation.role], inputs, policy, memory, rolling
         )
         for recommendation in recommendations.both
     }
@@ -138,7 +138,7 @@ def limit_step(
 def _rate_limits(
     recommendation: Recommendation,
     nodes: RoleNodes,
-    known: KnownInputs,
+    inputs: KnownInputs,
     policy: AutoscalingPolicy,
     memory: PlannerMemory,
     rolling: bool,
@@ -150,7 +150,7 @@ def _rate_limits(
         remaining = max(desired, lowest)
         too_few = None
         if recommendation.reason not in OWNERS_REASONS:
-            too_few = why_too_few(remaining, nodes, known, policy, memory)
+            too_few = why_too_few(remaining, nodes, inputs, policy, memory)
         if too_few is None:
             lowest_for_load = remaining
         else:

@@ -24,25 +24,25 @@ NEAR_MISS = 0.95
 def why_too_few(
     remaining: int,
     nodes: RoleNodes,
-    known: KnownInputs,
+    inputs: KnownInputs,
     policy: AutoscalingPolicy,
     memory: PlannerMemory,
 ) -> str | None:
     """Why the remaining nodes are too few, for people; None if they suffice."""
-    if known.demand is None or known.capability is None:
+    if inputs.demand is None or inputs.capability is None:
         return None
     if remaining >= len(nodes.ready) or remaining <= 0:
         return None
     miss = memory.newest_miss(nodes.role)
-    load = known.load_of(nodes.role) / remaining
+    load = inputs.load_of(nodes.role) / remaining
     if miss is not None and load >= NEAR_MISS * miss.load:
         return (
             f"the remaining {remaining} would get {load:,.0f} tokens/s each, and the target was"
             f" missed at {miss.load:,.0f}"
         )
     if nodes.role == "prefill":
-        return _too_few_prefill(remaining, nodes, known.demand, known.capability, policy)
-    return _too_few_decode(remaining, nodes, known, policy)
+        return _too_few_prefill(remaining, nodes, inputs.demand, inputs.capability, policy)
+    return _too_few_decode(remaining, nodes, inputs, policy)
 
 
 def _too_few_prefill(
@@ -68,9 +68,9 @@ def _too_few_prefill(
 
 
 def _too_few_decode(
-    remaining: int, nodes: RoleNodes, known: KnownInputs, policy: AutoscalingPolicy
+    remaining: int, nodes: RoleNodes, inputs: KnownInputs, policy: AutoscalingPolicy
 ) -> str | None:
-    demand, capability, forecast = known.demand, known.capability, known.forecast
+    demand, capability, forecast = inputs.demand, inputs.capability, inputs.forecast
     assert demand is not None
     assert capability is not None
     if demand.itl_s is not None and demand.itl_s > policy.itl_s:

@@ -61,7 +61,7 @@ class RequiredReplicas:
 def required_prefill(
     forecast: Forecast, nodes: RoleNodes, capability: Capability, policy: AutoscalingPolicy
 ) -> RequiredReplicas:
-    """`forecast.prompt` must be known."""
+    """`forecast.prompt` must be inputs."""
     speed = capability.prefill_tokens
     now, ahead = forecast.prompt or 0.0, forecast.prompt_ahead or 0.0
     service_s = (forecast.prompt_mean or 0.0) / speed
@@ -173,7 +173,7 @@ class DecodeStep:
 def required_decode(
     forecast: Forecast, prefill: RoleNodes, capability: Capability, policy: AutoscalingPolicy
 ) -> RequiredReplicas:
-    """`forecast.output` or `forecast.live` must be known."""
+    """`forecast.output` or `forecast.live` must be inputs."""
     step = _decode_step(forecast, capability, policy)
     now, ahead = forecast.output or 0.0, forecast.output_ahead or 0.0
     live = (forecast.live or 0.0) + _coming_from_prefill(forecast, prefill, capability, step)

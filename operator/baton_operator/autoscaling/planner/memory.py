@@ -75,7 +75,7 @@ class PlannerMemory:
         return replace(self, demand=(*earlier, sample)[-MOST_ENTRIES:])
 
     def demand_points(self, name: str) -> list[tuple[float, float]]:
-        """(time, value) of a field of `DemandSample`, where it is known."""
+        """(time, value) of a field of `DemandSample`, where it is inputs."""
         values = ((sample.at_s, getattr(sample, name)) for sample in self.demand)
         return [(at_s, value) for at_s, value in values if value is not None]
 

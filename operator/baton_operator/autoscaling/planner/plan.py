@@ -102,12 +102,12 @@ def plan_replicas(
     ranges = ranges_now(policy)
     nodes = {role: nodes_of_role(role, observation, policy.stale_after_s) for role in ROLES}
     memory = memory.at(at_s, _keep_s(policy))
-    known, memory = _known_inputs(observation, policy, nodes, memory)
-    numbers = _observed_numbers(nodes, known, policy, ranges)
+    inputs, memory = _read_inputs(observation, policy, nodes, memory)
+    numbers = _observed_numbers(nodes, inputs, policy, ranges)
     zero = reason_for_zero(observation, policy, ranges, nodes)
     if zero is not None:
         return _decide_zero(*zero, numbers), memory.with_recommendation(at_s, 0, 0)
-    recommendations, memory = _recommend_both(known, policy, nodes, ranges, memory, at_s)
+    recommendations, memory = _recommend_both(inputs, policy, nodes, ranges, memory, at_s)
     recommendations = recommendations.apply(
         lambda recommendation: keep_in_range(
             stabilize(recommendation, memory, policy, at_s), ranges[recommendation.role]
@@ -115,7 +115,7 @@ def plan_replicas(
     )
     recommendations = keep_shared_limits(recommendations, ranges, policy, memory, at_s)
     recommendations, fallback = limit_step(
-        recommendations, nodes, ranges, known, policy, memory, observation.rolling
+        recommendations, nodes, ranges, inputs, policy, memory, observation.rolling
     )
     return _decide(recommendations, fallback, numbers), memory
 
@@ -125,7 +125,7 @@ def _keep_s(policy: AutoscalingPolicy) -> float:
     return max(longest_window_s, LOOKBACK_S)
 
 
-def _known_inputs(
+def _read_inputs(
     observation: PoolObservation,
     policy: AutoscalingPolicy,
     nodes: Mapping[Role, RoleNodes],
@@ -149,7 +149,7 @@ def _known_inputs(
 
 
 def _recommend_both(
-    known: KnownInputs,
+    inputs: KnownInputs,
     policy: AutoscalingPolicy,
     nodes: Mapping[Role, RoleNodes],
     ranges: Mapping[Role, ReplicaRange],
@@ -159,13 +159,13 @@ def _recommend_both(
     """What both roles need within their ranges, remembered before stabilization smooths it."""
     by_role: dict[Role, Recommendation] = {}
     for role in ROLES:
-        model = recommend(nodes[role], nodes["prefill"], known, policy)
+        model = recommend(nodes[role], nodes["prefill"], inputs, policy)
         corrected, miss = add_for_missed_target(
-            model, known, nodes[role], nodes["decode"], policy, at_s
+            model, inputs, nodes[role], nodes["decode"], policy, at_s
         )
         if miss is not None:
             memory = memory.with_miss(miss)
-        by_role[role] = keep_in_range(hold_at_read_limit(corrected, known, policy), ranges[role])
+        by_role[role] = keep_in_range(hold_at_read_limit(corrected, inputs, policy), ranges[role])
     both = Recommendations(prefill=by_role["prefill"], decode=by_role["decode"])
     return both, memory.with_recommendation(at_s, both.prefill.desired, both.decode.desired)
 
@@ -230,7 +230,7 @@ def _fallback_sentence(fallback: StepFallback) -> tuple[str, ...]:
 
 def _observed_numbers(
     nodes: Mapping[Role, RoleNodes],
-    known: KnownInputs,
+    inputs: KnownInputs,
     policy: AutoscalingPolicy,
     ranges: Mapping[Role, ReplicaRange],
 ) -> dict[str, float]:
@@ -247,15 +247,15 @@ def _observed_numbers(
     if policy.gpu_budget is not None:
         numbers["gpu_budget"] = policy.gpu_budget
         numbers["gpus_held"] = sum(nodes[role].gpu_holders * ranges[role].gpus for role in ROLES)
-    if known.demand is not None:
+    if inputs.demand is not None:
         measured = {
-            "demand_age_s": known.demand.age_s,
-            "requests_per_s": known.demand.requests,
-            "held_requests": known.demand.held,
-            "idle_s": known.demand.idle_s,
-            "ttft_s": known.demand.ttft_s,
-            "itl_s": known.demand.itl_s,
-            "store_read_bytes_per_s": known.demand.store_read_bytes,
+            "demand_age_s": inputs.demand.age_s,
+            "requests_per_s": inputs.demand.requests,
+            "held_requests": inputs.demand.held,
+            "idle_s": inputs.demand.idle_s,
+            "ttft_s": inputs.demand.ttft_s,
+            "itl_s": inputs.demand.itl_s,
+            "store_read_bytes_per_s": inputs.demand.store_read_bytes,
         }
         numbers |= {name: float(value) for name, value in measured.items() if value is not None}
     return numbers

@@ -71,7 +71,7 @@ class Recommendations:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class KnownInputs:
-    """The inputs that are known. `unknown` says why there are none, for both roles."""
+    """The inputs that are inputs. `unknown` says why there are none, for both roles."""
 
     demand: Demand | None = None
     capability: Capability | None = None
@@ -104,25 +104,25 @@ def why_unknown(
 
 
 def recommend(
-    nodes: RoleNodes, prefill: RoleNodes, known: KnownInputs, policy: AutoscalingPolicy
+    nodes: RoleNodes, prefill: RoleNodes, inputs: KnownInputs, policy: AutoscalingPolicy
 ) -> Recommendation:
     """What the model recommends for the role of `nodes`."""
-    if known.unknown is not None:
-        return _keep(nodes, *known.unknown)
-    assert known.capability is not None
-    assert known.forecast is not None
-    forecast = known.forecast
+    if inputs.unknown is not None:
+        return _keep(nodes, *inputs.unknown)
+    assert inputs.capability is not None
+    assert inputs.forecast is not None
+    forecast = inputs.forecast
     if nodes.role == "prefill":
         if forecast.prompt is None:
             text = "the rate of uncached prompt tokens is unknown"
             return _keep(nodes, ScalingReason.DEMAND_UNKNOWN, text)
-        required = required_prefill(forecast, nodes, known.capability, policy)
+        required = required_prefill(forecast, nodes, inputs.capability, policy)
         is_complete = _knows_all_of_prefill(forecast)
     else:
         if forecast.output is None and forecast.live is None:
             text = "the rate of output tokens is unknown"
             return _keep(nodes, ScalingReason.DEMAND_UNKNOWN, text)
-        required = required_decode(forecast, prefill, known.capability, policy)
+        required = required_decode(forecast, prefill, inputs.capability, policy)
         is_complete = _knows_all_of_decode(forecast)
     recommendation = _from_required(nodes, required)
     if not is_complete:
@@ -202,7 +202,7 @@ def _why_more(required: RequiredReplicas, current: int) -> ScalingReason:
 
 def add_for_missed_target(
     recommendation: Recommendation,
-    known: KnownInputs,
+    inputs: KnownInputs,
     nodes: RoleNodes,
     decode: RoleNodes,
     policy: AutoscalingPolicy,
@@ -212,12 +212,12 @@ def add_for_missed_target(
     only after all nodes have served for the whole window in which it was measured, and only for a
     busy role: more nodes do not help requests that do not wait for a node."""
     required = recommendation.required
-    if known.demand is None or required is None or not required.reachable:
+    if inputs.demand is None or required is None or not required.reachable:
         return recommendation, None
-    text = _missed_target(nodes, known.demand, decode, policy)
+    text = _missed_target(nodes, inputs.demand, decode, policy)
     if text is None:
         return recommendation, None
-    load = known.load_of(nodes.role) / len(nodes.ready)
+    load = inputs.load_of(nodes.role) / len(nodes.ready)
     miss = TargetMiss(at_s=at_s, role=nodes.role, load=load)
     if recommendation.desired > recommendation.current:
         return recommendation, miss
@@ -258,13 +258,13 @@ def _requests_wait(decode: RoleNodes) -> bool:
 
 
 def hold_at_read_limit(
-    recommendation: Recommendation, known: KnownInputs, policy: AutoscalingPolicy
+    recommendation: Recommendation, inputs: KnownInputs, policy: AutoscalingPolicy
 ) -> Recommendation:
     """Do not grow prefill while reads from the store are at their limit: more nodes would only wait
     for the same reads."""
-    if known.demand is None or known.capability is None or recommendation.role != "prefill":
+    if inputs.demand is None or inputs.capability is None or recommendation.role != "prefill":
         return recommendation
-    read, most = known.demand.store_read_bytes, known.capability.store_read_limit
+    read, most = inputs.demand.store_read_bytes, inputs.capability.store_read_limit
     if read is None or not most or read < (1.0 - policy.headroom) * most:
         return recommendation
     limit = f"reads from the store are the bottleneck: {read / 1e9:.2f} of {most / 1e9:.2f} GB/s"
