@@ -265,8 +265,10 @@ def test_a_pool_stays_awake_until_all_its_routers_hold_requests(routers: dict[st
     operator = Operator(autoscaling=AUTO | {"scaleToZeroAfterSeconds": 60})
     operator.looks(4, 1000.0)
     workloads = tuple(
-        msgspec.structs.replace(one, **routers) if one.component == "router" else one
-        for one in operator.observed().workloads
+        msgspec.structs.replace(observed_workload, **routers)
+        if observed_workload.component == "router"
+        else observed_workload
+        for observed_workload in operator.observed().workloads
     )
     for _ in range(5):
         operator.seconds += LOOK_S

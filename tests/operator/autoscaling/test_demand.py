@@ -37,7 +37,7 @@ def report(
 def later(reports: tuple[RouterReport, ...], number: int) -> tuple[RouterReport, ...]:
     """Return the reports with the uptime that they have at the look of this number."""
     passed = LOOK_S * number
-    return tuple(structs.replace(one, uptime_s=one.uptime_s + passed) for one in reports)
+    return tuple(structs.replace(report, uptime_s=report.uptime_s + passed) for report in reports)
 
 
 def history_of(*answers: tuple[RouterReport, ...], routers: int = 0) -> ReportHistory:
@@ -50,9 +50,9 @@ def history_of(*answers: tuple[RouterReport, ...], routers: int = 0) -> ReportHi
 
 def demand_now(history: ReportHistory, after_s: float = 0.0, **more: Any) -> Demand:
     assert history.at_s is not None
-    found = demand_of(history, history.at_s + after_s, 0.99, **more)
-    assert found is not None
-    return found
+    current = demand_of(history, history.at_s + after_s, 0.99, **more)
+    assert current is not None
+    return current
 
 
 def test_without_reports_demand_is_unknown_and_not_zero() -> None:
@@ -126,8 +126,8 @@ def test_a_leftover_report_of_a_lost_router_is_ignored() -> None:
     history = history_of(*((report(total=50 * n),) for n in range(4)), routers=1)
     last = later((report(total=150),), 3)
     assert add_reports(history, last, 1, 20.0) == history
-    [one] = last
-    barely = structs.replace(one, uptime_s=one.uptime_s + 1.0, output_tokens_total=160)
+    [leftover] = last
+    barely = structs.replace(leftover, uptime_s=leftover.uptime_s + 1.0, output_tokens_total=160)
     assert add_reports(history, (barely,), 1, 20.0) == history
 
 
@@ -167,7 +167,7 @@ def test_latencies_are_those_of_the_window() -> None:
 
     slow = report(ttft_counts=counts(b20=100))
     later = [report(ttft_counts=counts(b20=100, b0=n), itl_counts=counts(b3=n)) for n in (5, 9)]
-    demand = demand_now(history_of((slow,), *((one,) for one in later)))
+    demand = demand_now(history_of((slow,), *((answer,) for answer in later)))
     assert demand.ttft_s is not None
     assert demand.ttft_s <= LATENCY_BOUNDS_S[0]
     assert demand.itl_s is not None
@@ -210,8 +210,8 @@ def test_nothing_is_counted_twice_or_below_zero(steps: list[tuple[int, bool]]) -
         born, total = (at_s - 1.0, more) if restarts else (born, total + more)
         if number:
             grown += more
-        one = report(f"a-{born}", uptime_s=at_s - born, total=total)
-        history = add_reports(history, (one,), 1, at_s)
+        answer = report(f"a-{born}", uptime_s=at_s - born, total=total)
+        history = add_reports(history, (answer,), 1, at_s)
     demand = demand_now(history, longest_s=1e9)
     assert demand.requests is not None
     assert demand.requests * demand.window_s == pytest.approx(grown)

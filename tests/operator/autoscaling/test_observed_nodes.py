@@ -22,18 +22,18 @@ ONE: dict[Role, int] = {"prefill": 1, "decode": 1}
 
 def observed_nodes(
     *pods: ObservedPod,
-    known: Gauges | None = None,
+    gauges: Gauges | None = None,
     desired: dict[Role, int] | None = None,
     rolling: bool = False,
 ) -> dict[str, ObservedNode]:
-    found = observe_nodes(
+    nodes = observe_nodes(
         pods,
-        known or {},
+        gauges or {},
         desired or {"prefill": 9, "decode": 9},
         rolling=rolling,
         now_s=50.0,
     )
-    return {view.name: view for view in found}
+    return {node.name: node for node in nodes}
 
 
 PHASES: list[tuple[dict[str, Any], Phase]] = [
@@ -48,8 +48,8 @@ PHASES: list[tuple[dict[str, Any], Phase]] = [
 
 @pytest.mark.parametrize(("changes", "phase"), PHASES)
 def test_the_phase_of_a_node_follows_from_its_pod(changes: dict[str, Any], phase: Phase) -> None:
-    [view] = observed_nodes(pod("decode", **changes)).values()
-    assert (view.phase, view.role) == (phase, "decode")
+    [node] = observed_nodes(pod("decode", **changes)).values()
+    assert (node.phase, node.role) == (phase, "decode")
 
 
 def test_finished_pods_and_pods_of_other_components_are_not_nodes() -> None:
@@ -57,26 +57,30 @@ def test_finished_pods_and_pods_of_other_components_are_not_nodes() -> None:
 
 
 def test_a_node_that_was_drained_by_hand_is_draining() -> None:
-    one = pod("decode")
-    drained = msgspec.structs.replace(node_report(one.name), state="draining")
+    decode_pod = pod("decode")
+    drained = msgspec.structs.replace(node_report(decode_pod.name), state="draining")
     assert (
-        observed_nodes(one, known={one.name: Gauge(50.0, drained)})[one.name].phase
+        observed_nodes(decode_pod, gauges={decode_pod.name: Gauge(50.0, drained)})[
+            decode_pod.name
+        ].phase
         == Phase.DRAINING
     )
 
 
-def test_gauges_have_the_values_and_the_age_of_the_newest_node_report() -> None:
-    one = pod("decode")
-    newest = node_report(one.name, queued_tokens=7, running=3, waiting=2, free_blocks=60)
-    view = observed_nodes(one, known={one.name: Gauge(38.0, newest, 0.5)})[one.name]
-    assert (view.age_s, view.queued_tokens, view.running, view.waiting) == (12.0, 7, 3, 2)
-    assert (view.kv_tokens, view.kv_capacity) == (40 * LAYOUT.block_size, 100 * LAYOUT.block_size)
-    assert view.busy == 0.5
+def test_gauges_have_the_values_and_the_age_of_the_newest_report() -> None:
+    decode_pod = pod("decode")
+    newest = node_report(decode_pod.name, queued_tokens=7, running=3, waiting=2, free_blocks=60)
+    node = observed_nodes(decode_pod, gauges={decode_pod.name: Gauge(38.0, newest, 0.5)})[
+        decode_pod.name
+    ]
+    assert (node.age_s, node.queued_tokens, node.running, node.waiting) == (12.0, 7, 3, 2)
+    assert (node.kv_tokens, node.kv_capacity) == (40 * LAYOUT.block_size, 100 * LAYOUT.block_size)
+    assert node.busy == 0.5
 
 
 def test_gauges_of_a_node_without_a_report_are_unknown_and_not_zero() -> None:
-    [view] = observed_nodes(pod("decode")).values()
-    assert (view.age_s, view.running, view.busy, view.kv_tokens) == (None, None, None, None)
+    [node] = observed_nodes(pod("decode")).values()
+    assert (node.age_s, node.running, node.busy, node.kv_tokens) == (None, None, None, None)
 
 
 def test_the_age_of_a_phase_counts_from_when_the_operator_first_saw_it() -> None:
@@ -85,18 +89,18 @@ def test_the_age_of_a_phase_counts_from_when_the_operator_first_saw_it() -> None
     ready = pod("decode", 0, ready_since=hour_ahead, seen=seen)
     starting = pod("decode", 1, ready=False, unready_since=hour_ahead, seen=seen)
     draining = pod("decode", 2, drain_since=hour_ahead, ready_since=hour_ahead, seen=seen)
-    found = observed_nodes(ready, starting, draining)
-    assert [view.since_s for view in found.values()] == [40.0, 45.0, 5.0]
+    nodes = observed_nodes(ready, starting, draining)
+    assert [node.since_s for node in nodes.values()] == [40.0, 45.0, 5.0]
 
 
 def test_surplus_nodes_count_as_draining_unready_ones_first() -> None:
     pods = [pod("decode", 0), pod("decode", 1), pod("decode", 2, ready=False)]
     phases = [
-        view.phase for view in observed_nodes(*pods, desired={"prefill": 0, "decode": 1}).values()
+        node.phase for node in observed_nodes(*pods, desired={"prefill": 0, "decode": 1}).values()
     ]
     assert phases == [Phase.DRAINING, Phase.READY, Phase.DRAINING]
     marked = [pod("decode", 0, drain_since=stamp(-1)), pod("decode", 1)]
-    assert [view.phase for view in observed_nodes(*marked, desired=ONE).values()] == [
+    assert [node.phase for node in observed_nodes(*marked, desired=ONE).values()] == [
         Phase.DRAINING,
         Phase.READY,
     ]
@@ -104,7 +108,7 @@ def test_surplus_nodes_count_as_draining_unready_ones_first() -> None:
 
 def test_in_a_roll_out_no_node_is_surplus() -> None:
     pods = [pod("decode", 0), pod("decode", 1, revision="old")]
-    assert {view.phase for view in observed_nodes(*pods, desired=ONE, rolling=True).values()} == {
+    assert {node.phase for node in observed_nodes(*pods, desired=ONE, rolling=True).values()} == {
         Phase.READY
     }
 
@@ -139,9 +143,9 @@ def test_a_node_that_was_away_for_a_moment_counts_no_new_start(problem: str, kno
 def test_ready_since_is_read_from_the_pod_s_condition() -> None:
     body = b.pod(b.container(b.RUNNING, ready=True))
     conditions = body["status"].setdefault("conditions", [])
-    conditions[:] = [one for one in conditions if one["type"] != "Ready"]
+    conditions[:] = [condition for condition in conditions if condition["type"] != "Ready"]
     conditions.append({"type": "Ready", "status": "True", "lastTransitionTime": stamp(-10)})
-    found = read_pod(body)
-    assert found.ready_since == stamp(-10)
+    observed_pod = read_pod(body)
+    assert observed_pod.ready_since == stamp(-10)
     conditions[-1]["status"] = "False"
     assert read_pod(body).ready_since == ""

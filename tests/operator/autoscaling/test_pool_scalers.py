@@ -51,7 +51,8 @@ def test_a_scaler_belongs_to_its_pool_and_its_manifest_has_no_count() -> None:
 
 def test_both_roles_of_a_pool_in_external_mode_have_a_scaler() -> None:
     names = [
-        one["metadata"]["name"] for one in build_scalers(sample_pool("sim", autoscaling=EXTERNAL))
+        child["metadata"]["name"]
+        for child in build_scalers(sample_pool("sim", autoscaling=EXTERNAL))
     ]
     assert names == ["demo-prefill", "demo-decode"]
 
@@ -64,12 +65,12 @@ def test_a_scaler_s_count_does_not_change_the_revision() -> None:
 
 def test_deployments_and_budgets_follow_the_scaler_s_count() -> None:
     built = build_pool(with_replicas(POOL, {"decode": 5}))
-    [nodes] = [one for one in built if one["metadata"]["name"].startswith("demo-decode-")]
+    [nodes] = [child for child in built if child["metadata"]["name"].startswith("demo-decode-")]
     assert nodes["spec"]["replicas"] == 5
     [budget] = [
-        one
-        for one in built
-        if (one["kind"], one["metadata"]["name"]) == ("PodDisruptionBudget", "demo-decode")
+        child
+        for child in built
+        if (child["kind"], child["metadata"]["name"]) == ("PodDisruptionBudget", "demo-decode")
     ]
     assert budget["spec"]["minAvailable"] == 1
 

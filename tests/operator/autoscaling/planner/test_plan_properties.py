@@ -11,7 +11,6 @@ from hypothesis import strategies as st
 from baton_operator.autoscaling.planner.inputs import (
     AutoscalingPolicy,
     Capability,
-    Decision,
     Demand,
     ObservedNode,
     Phase,
@@ -20,7 +19,7 @@ from baton_operator.autoscaling.planner.inputs import (
     ScheduledRange,
 )
 from baton_operator.autoscaling.planner.memory import PastRecommendation, PlannerMemory, TargetMiss
-from baton_operator.autoscaling.planner.plan import plan_replicas
+from baton_operator.autoscaling.planner.plan import Decision, plan_replicas
 from baton_operator.autoscaling.planner.replica_limits import ranges_now
 from baton_operator.autoscaling.policy import find_contradictions
 from baton_protocol.store import ROLES, Role

@@ -80,7 +80,7 @@ def queued(tokens: int) -> PoolObservation:
 
 def with_nodes(observation: PoolObservation, **changes: object) -> PoolObservation:
     """Return the observation with these gauges on each node."""
-    nodes_ = tuple(replace(one, **changes) for one in observation.nodes)  # type: ignore[arg-type]
+    nodes_ = tuple(replace(node_, **changes) for node_ in observation.nodes)  # type: ignore[arg-type]
     return replace(observation, nodes=nodes_)
 
 
