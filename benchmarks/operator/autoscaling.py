@@ -30,7 +30,7 @@ import sys
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from baton_operator.autoscaling.planner.records import Bounds, Capability, Policy
+from baton_operator.autoscaling.planner.inputs import AutoscalingPolicy, Capability, ReplicaRange
 from baton_protocol.store import ROLES
 from benchmarks.support.autoscaling.baton_planner import Planned
 from benchmarks.support.autoscaling.closed_loop import Course, Outcome, Targets
@@ -69,10 +69,12 @@ class Row:
 
 def ours(course: Course) -> tuple[Row, str]:
     """And how often it gave which reason."""
-    bounds = Bounds(minimum=1, maximum=MOST)
+    bounds = ReplicaRange(min_replicas=1, max_replicas=MOST)
     targets = course.targets
     planned = Planned(
-        Policy(bounds=dict.fromkeys(ROLES, bounds), ttft_s=targets.ttft_s, itl_s=targets.itl_s)
+        AutoscalingPolicy(
+            ranges=dict.fromkeys(ROLES, bounds), ttft_s=targets.ttft_s, itl_s=targets.itl_s
+        )
     )
     outcome = course.run(planned)
     reasons = ", ".join(f"{name} {count}" for name, count in planned.reasons.most_common())

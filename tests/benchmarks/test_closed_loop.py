@@ -7,7 +7,7 @@ from dataclasses import replace
 
 import pytest
 
-from baton_operator.autoscaling.planner.records import Capability, Situation
+from baton_operator.autoscaling.planner.inputs import Capability, PoolObservation
 from benchmarks.support.autoscaling.closed_loop import Course, Targets
 from benchmarks.support.autoscaling.contenders import EQUAL, best_split, split_of
 from benchmarks.support.autoscaling.load_profiles import CHAT, HOUR_S, Load
@@ -55,7 +55,7 @@ class Alternating:
     def __init__(self) -> None:
         self._ticks = 0
 
-    def decide(self, situation: Situation) -> Counts:
+    def decide(self, situation: PoolObservation) -> Counts:
         self._ticks += 1
         return {"prefill": 1, "decode": 2 + self._ticks % 2}
 

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 import pytest
 
-from baton_operator.autoscaling.planner.records import Capability, Phase
+from baton_operator.autoscaling.planner.inputs import Capability, Phase
 from baton_protocol.store import ROLES, Role
 from benchmarks.support.autoscaling.pool_model import START_SPREAD, Pool
 from benchmarks.support.autoscaling.pool_nodes import SimRequest

@@ -7,7 +7,7 @@ from collections import deque
 
 import pytest
 
-from baton_operator.autoscaling.planner.records import Capability
+from baton_operator.autoscaling.planner.inputs import Capability
 from benchmarks.support.autoscaling.pool_nodes import Answer, DecodeNode, PrefillNode, SimRequest
 
 TRUTH = Capability(

@@ -6,7 +6,7 @@ import random
 
 import pytest
 
-from baton_operator.autoscaling.planner.records import Capability, Phase
+from baton_operator.autoscaling.planner.inputs import Capability, Phase
 from benchmarks.support.autoscaling.pool_model import Pool
 from benchmarks.support.autoscaling.pool_nodes import SimRequest
 from benchmarks.support.autoscaling.pool_observer import Observer, Sight
@@ -105,7 +105,7 @@ def test_a_starting_node_is_listed_without_gauges() -> None:
     observer.gather()
     new = observer.situation().nodes[-1]
     assert (new.phase, new.since_s, new.age_s, new.running) == (Phase.STARTING, 5.0, None, None)
-    assert observer.situation().desired == {"prefill": 1, "decode": 2}
+    assert observer.situation().current_replicas == {"prefill": 1, "decode": 2}
 
 
 def test_a_node_is_observed_as_ready_with_its_first_report() -> None:

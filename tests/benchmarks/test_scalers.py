@@ -6,7 +6,7 @@ from collections.abc import Mapping
 
 import pytest
 
-from baton_operator.autoscaling.planner.records import Demand, NodeView, Phase, Situation
+from baton_operator.autoscaling.planner.inputs import Demand, ObservedNode, Phase, PoolObservation
 from baton_protocol.store import Role
 from benchmarks.support.autoscaling.reference_autoscalers import (
     STALE_S,
@@ -23,11 +23,11 @@ LIMITS = (1, 20)
 
 def situation(
     at_s: float, decode: int, requests: int | None, *, age_s: float = 3.0, held: int = 0
-) -> Situation:
+) -> PoolObservation:
     """Return a situation with one quiet prefill node, and decode nodes with `requests` in total."""
-    prefill = NodeView(name="p", role="prefill", phase=Phase.READY, running=1, waiting=0)
+    prefill = ObservedNode(name="p", role="prefill", phase=Phase.READY, running=1, waiting=0)
     nodes = [
-        NodeView(
+        ObservedNode(
             name=f"d{number}",
             role="decode",
             phase=Phase.READY,
@@ -37,10 +37,10 @@ def situation(
         for number in range(decode)
     ]
     demand = None if requests is None else Demand(window_s=60.0, age_s=age_s, held=held)
-    return Situation(
+    return PoolObservation(
         at_s=at_s,
         nodes=(prefill, *nodes),
-        desired={"prefill": 1, "decode": decode},
+        current_replicas={"prefill": 1, "decode": decode},
         demand=demand,
         capability=None,
     )

@@ -12,7 +12,6 @@ import subprocess
 import sys
 import typing
 from collections.abc import Iterator
-from dataclasses import astuple
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -24,7 +23,7 @@ from baton_cli.local_pool.machine import decide_dtype
 from baton_cli.options.flag import flags_of
 from baton_cli.options.records import CommonOptions, NodeOptions, RouterOptions
 from baton_engine.config.model_config import compute_dtype
-from baton_operator.autoscaling.planner.reasons import REASONS
+from baton_operator.autoscaling.planner.reasons import ScalingReason
 from baton_operator.metrics import Metrics
 from baton_protocol import errors
 from baton_router.placement.placement import PlacementReason
@@ -147,7 +146,7 @@ def test_every_client_error_names_an_existing_section() -> None:
 def test_no_advice_names_what_the_engine_lacks() -> None:
     """The README's comparison says that it lacks it, with its "no" in bold."""
     lacking = re.compile(r"tensor[- ]parallel", re.IGNORECASE)
-    advice = [line for reason in REASONS.values() for line in map(str, astuple(reason))]
+    advice = [line for reason in ScalingReason for line in (reason.meaning, reason.remedy)]
     pages = [line for path in DOCUMENTS for line in path.read_text().splitlines()]
     found = [line for line in (*advice, *pages) if lacking.search(line)]
     assert [line for line in found if "**no**" not in line] == []

@@ -17,7 +17,7 @@ from typing import Any
 from baton_kvstore.connection.endpoint import with_login
 from baton_kvstore.errors import StoreError
 from baton_kvstore.index.registry import Registry
-from baton_operator.autoscaling.planner.records import Reason
+from baton_operator.autoscaling.planner.reasons import ScalingReason
 from baton_protocol.store import RouterReport
 from tests.cluster.fake_pool import ROLES, FakePool
 from tests.cluster.operators import Body, Pool, until
@@ -104,7 +104,9 @@ class FakeAutoscaledPool(FakePool):
 
     def scale_events(self) -> list[str]:
         """The messages of events about decisions that changed a number of nodes."""
-        return [note for reason in Reason for note in self.pool.events(reason) if " -> " in note]
+        return [
+            note for reason in ScalingReason for note in self.pool.events(reason) if " -> " in note
+        ]
 
     def replica_counts(self) -> tuple[int, int]:
         """The replicas of the prefill and the decode Deployment."""

@@ -14,7 +14,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 
-from baton_operator.autoscaling.planner.records import Capability
+from baton_operator.autoscaling.planner.inputs import Capability
 from baton_protocol.store import ROLES, Role
 from benchmarks.support.autoscaling.load_profiles import HOUR_S, Load
 from benchmarks.support.autoscaling.pool_model import Pool

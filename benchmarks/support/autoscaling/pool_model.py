@@ -18,7 +18,7 @@ from collections import deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, TypeVar
 
-from baton_operator.autoscaling.planner.records import Capability, Phase
+from baton_operator.autoscaling.planner.inputs import Capability, Phase
 from baton_protocol.store import ROLES, Role
 from benchmarks.support.autoscaling.pool_nodes import (
     Answer,

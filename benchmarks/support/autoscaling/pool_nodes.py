@@ -24,7 +24,7 @@ from collections import deque
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
-from baton_operator.autoscaling.planner.records import Capability, Phase
+from baton_operator.autoscaling.planner.inputs import Capability, Phase
 from baton_protocol.store import Role
 
 # Tolerance for rounding, in steps: a day has at most 1e7 steps, and a float has 16 digits.

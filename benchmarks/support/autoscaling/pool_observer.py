@@ -6,7 +6,7 @@ current; that a node is ready is seen with its first report. What one node can d
 own measurement at first, 15 % too careful, and once nodes have made enough steps right to a few
 percent.
 
-In: the pool, between its events. Out: a `Situation`.
+In: the pool, between its events. Out: a `PoolObservation`.
 """
 
 from __future__ import annotations
@@ -16,12 +16,12 @@ import statistics
 from collections import deque
 from dataclasses import dataclass, replace
 
-from baton_operator.autoscaling.planner.records import (
+from baton_operator.autoscaling.planner.inputs import (
     Capability,
     Demand,
-    NodeView,
+    ObservedNode,
     Phase,
-    Situation,
+    PoolObservation,
 )
 from baton_protocol.store import ROLES
 from benchmarks.support.autoscaling.pool_model import Pool
@@ -67,7 +67,7 @@ class Observer:
         self._sight = sight
         self._totals: deque[Totals] = deque([Totals(0.0)])
         self._busy: dict[str, tuple[float, float]] = {}  # time, and seconds of work until then
-        self._gauges: dict[str, NodeView] = {}
+        self._gauges: dict[str, ObservedNode] = {}
         self._demand: Demand | None = None
         self._gathered_s = 0.0
         self._error = {name: rng.gauss(0.0, LEARNT_ERROR) for name in ("prefill", "decode")}
@@ -89,17 +89,16 @@ class Observer:
             if node.phase is not Phase.STARTING
         }
 
-    def situation(self) -> Situation:
+    def situation(self) -> PoolObservation:
         """As of now."""
         pool = self._pool
         age_s = pool.now_s - self._gathered_s
-        return Situation(
+        return PoolObservation(
             at_s=pool.now_s,
             nodes=tuple(self._view(node, age_s) for role in ROLES for node in pool.nodes(role)),
-            desired=dict(pool.desired),
+            current_replicas=dict(pool.desired),
             demand=None if self._demand is None else replace(self._demand, age_s=age_s),
             capability=self._capability(),
-            minute_of_week=int(pool.now_s // 60) % (7 * 24 * 60),
         )
 
     def _count(self) -> Totals:
@@ -137,9 +136,11 @@ class Observer:
     def _noisy(self, rate: float) -> float:
         return max(0.0, rate * self._rng.gauss(1.0, self._sight.noise))
 
-    def _gauge(self, node: Node) -> NodeView:
+    def _gauge(self, node: Node) -> ObservedNode:
         now_s = self._pool.now_s
-        view = NodeView(name=node.name, role=node.role, phase=node.phase, busy=self._share(node))
+        view = ObservedNode(
+            name=node.name, role=node.role, phase=node.phase, busy=self._share(node)
+        )
         if isinstance(node, PrefillNode):
             return replace(
                 view,
@@ -163,11 +164,13 @@ class Observer:
         self._busy[node.name] = (now_s, work_s)
         return min(1.0, (work_s - before_s) / max(now_s - then_s, 1e-9))
 
-    def _view(self, node: Node, age_s: float) -> NodeView:
+    def _view(self, node: Node, age_s: float) -> ObservedNode:
         now_s, known = self._pool.now_s, self._gauges.get(node.name)
         if known is None:
             since_s = now_s - node.born_s
-            return NodeView(name=node.name, role=node.role, phase=Phase.STARTING, since_s=since_s)
+            return ObservedNode(
+                name=node.name, role=node.role, phase=Phase.STARTING, since_s=since_s
+            )
         return replace(known, phase=node.phase, since_s=now_s - node.since_s, age_s=age_s)
 
     def _capability(self) -> Capability:

@@ -13,7 +13,7 @@ kpa   the Knative-like pod autoscaler that serving platforms use: averages over 
 
 Both hold when the metric is missing or older than `STALE_S`.
 
-In: a `Situation`. Out: how many nodes each role should have.
+In: a `PoolObservation`. Out: how many nodes each role should have.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from collections import deque
 from collections.abc import Mapping
 from typing import Protocol
 
-from baton_operator.autoscaling.planner.records import Phase, Situation
+from baton_operator.autoscaling.planner.inputs import Phase, PoolObservation
 from baton_protocol.store import ROLES, Role
 
 TOLERANCE = 0.1
@@ -38,7 +38,7 @@ Counts = Mapping[Role, int]
 class Scaler(Protocol):
     """Keeps what it must remember between decisions; one object per run."""
 
-    def decide(self, situation: Situation) -> Counts: ...
+    def decide(self, situation: PoolObservation) -> Counts: ...
 
 
 class Static:
@@ -47,7 +47,7 @@ class Static:
     def __init__(self, counts: Counts) -> None:
         self._counts = counts
 
-    def decide(self, situation: Situation) -> Counts:
+    def decide(self, situation: PoolObservation) -> Counts:
         return self._counts
 
 
@@ -59,11 +59,11 @@ class Hpa:
         self._limits = limits
         self._past: dict[Role, deque[tuple[float, int]]] = {role: deque() for role in ROLES}
 
-    def decide(self, situation: Situation) -> Counts:
+    def decide(self, situation: PoolObservation) -> Counts:
         return {role: self._one(situation, role) for role in ROLES}
 
-    def _one(self, situation: Situation, role: Role) -> int:
-        have, value = situation.desired[role], queue_length(situation, role)
+    def _one(self, situation: PoolObservation, role: Role) -> int:
+        have, value = situation.current_replicas[role], queue_length(situation, role)
         if value is None:
             return have
         wanted = hpa_count(value, self._targets[role], have)
@@ -87,11 +87,11 @@ class Kpa:
         self._panic_until_s = dict.fromkeys(ROLES, 0.0)
         self._lower_since_s: dict[Role, float | None] = dict.fromkeys(ROLES)
 
-    def decide(self, situation: Situation) -> Counts:
+    def decide(self, situation: PoolObservation) -> Counts:
         return {role: self._one(situation, role) for role in ROLES}
 
-    def _one(self, situation: Situation, role: Role) -> int:
-        now_s, have = situation.at_s, situation.desired[role]
+    def _one(self, situation: PoolObservation, role: Role) -> int:
+        now_s, have = situation.at_s, situation.current_replicas[role]
         value = queue_length(situation, role)
         if value is None:
             return have
@@ -142,7 +142,7 @@ def mean_since(seen: deque[tuple[float, float]], since_s: float) -> float:
     return sum(values) / len(values)
 
 
-def queue_length(situation: Situation, role: Role) -> float | None:
+def queue_length(situation: PoolObservation, role: Role) -> float | None:
     """Requests that the role's nodes have, waiting and running, and for prefill those that routers
     hold; None when no fresh number is there."""
     demand = situation.demand

@@ -1,6 +1,7 @@
 """Plans the processes of `baton up`: their flags, variables, and shares of this machine.
 
-In: UpOptions that are settled, the store's URLs, an environment. Out: a PoolPlan for the supervisor.
+In: UpOptions that are settled, the store's URLs, an environment. Out: a PoolPlan, for the
+supervisor.
 """
 
 from __future__ import annotations

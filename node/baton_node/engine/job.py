@@ -24,7 +24,7 @@ from baton_protocol.request import Request
 from baton_protocol.store import Marker
 
 if TYPE_CHECKING:
-    from baton_text.grammar import Matcher
+    from baton_text.grammars.matcher import Matcher
 
 JobKey = tuple[RequestId, int]  # request and attempt
 # "compiling": it waits for its grammar. "parked": it waits for KV or for the router's first tokens.

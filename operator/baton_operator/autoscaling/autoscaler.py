@@ -1,56 +1,50 @@
 """Runs the planner for a pool and sets the pool's node counts.
 
 In: a pool, what was observed of it, its index's answer. Out: the pool with the planned replicas,
-and the decision for the status. The decision is stored in the pool's status; memory holds
-observations, which a new operator collects again. The planner also runs if the index does not
-answer: its data becomes stale, and then it keeps the counts and reports why.
+and the decision for the status. The decision is stored in the pool's status, where the next
+operator finds it; memory holds observations, which a new operator collects again. The planner also
+runs if the index does not answer: its data becomes stale, and then it keeps the counts and reports
+why.
 """
 
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import datetime
 
 from baton_operator.api.autoscaling import AutoscalingSpec
 from baton_operator.api.pool import Pool
 from baton_operator.api.resources import quantity_bytes
-from baton_operator.api.status import PoolStatus, read_status
+from baton_operator.api.status import AutoscalingStatus, PoolStatus, read_status
 from baton_operator.autoscaling import demand, node_metrics
-from baton_operator.autoscaling.desired import desired_now
-from baton_operator.autoscaling.node_views import Starts, nodes_of
-from baton_operator.autoscaling.planner.capability.learn import (
-    Learnt,
-    NodeSample,
-    begin,
-    capability,
-    learn,
-)
-from baton_operator.autoscaling.planner.decision.plan import plan
-from baton_operator.autoscaling.planner.memory import Memory
-from baton_operator.autoscaling.planner.records import Decision, Policy, Situation
+from baton_operator.autoscaling.observed_nodes import StartTimes, observe_nodes
+from baton_operator.autoscaling.planner.capability import Learnt, NodeSample
+from baton_operator.autoscaling.planner.inputs import AutoscalingPolicy, PoolObservation
+from baton_operator.autoscaling.planner.memory import PlannerMemory
+from baton_operator.autoscaling.planner.plan import Decision, plan_replicas
 from baton_operator.autoscaling.policy import policy_of
 from baton_operator.autoscaling.pool_scalers import with_replicas
 from baton_operator.metrics import Metrics
 from baton_operator.state.cache import Cache, PoolKey
-from baton_operator.state.index_reader import IndexAnswer as Answer
+from baton_operator.state.index_reader import IndexAnswer
 from baton_operator.state.index_timing import LOOK_S
-from baton_operator.state.observed import Observed, Planned
+from baton_operator.state.observed import Observed, ObservedWorkload, Planned
 from baton_protocol.store import ROLES, Role
 
 logger = logging.getLogger(__name__)
 
 
 @dataclass(kw_only=True)
-class _Memory:
+class _Observations:
     """`planned` is the last decision, made at `looked_s` for `generation` of the spec."""
 
-    history: demand.History = field(default_factory=demand.History)
+    history: demand.ReportHistory = field(default_factory=demand.ReportHistory)
     gauges: node_metrics.Gauges = field(default_factory=dict)
     learnt: Learnt | None = None
-    starts: Starts = field(default_factory=Starts)
-    planner: Memory = field(default_factory=Memory)
+    starts: StartTimes = field(default_factory=StartTimes)
+    planner_memory: PlannerMemory = field(default_factory=PlannerMemory)
     planned: Planned | None = None
     looked_s: float = 0.0
     generation: int = 0
@@ -72,10 +66,10 @@ class Autoscaler:
         self._metrics = metrics
         self._clock = clock
         self._now = now
-        self._memory: _Memory | None = None
+        self._observations: _Observations | None = None
 
     def follow(
-        self, pool: Pool, revision: str, observed: Observed, answer: Answer | None
+        self, pool: Pool, revision: str, observed: Observed, answer: IndexAnswer | None
     ) -> tuple[Pool, Planned | None]:
         """`revision` is the current one. The decision is None without autoscaling or while paused.
         Raise SpecError for contradictory bounds."""
@@ -84,15 +78,17 @@ class Autoscaler:
             self.forget()
             return pool, None
         status = read_status(self._cache.pool(self._key) or {}) or PoolStatus()
-        desired = desired_now(pool, spec, status.autoscaling, observed.workloads)
+        current = current_replicas(pool, spec, status.autoscaling, observed.workloads)
         if pool.spec.paused:
-            return with_replicas(pool, desired), None
-        memory = self._memory = self._memory or _Memory()
-        self._learn(memory, observed, answer)
-        planned = memory.planned
-        if planned is None or answer is not None or self._is_due(memory, pool):
-            rolling = _rolls(revision, observed)
-            planned = self._plan(pool, spec, desired, observed, memory, rolling)
+            return with_replicas(pool, current), None
+        seen = self._observations = self._observations or _Observations()
+        self._learn(seen, observed, answer)
+        planned = seen.planned
+        if planned is None or answer is not None or self._is_due(seen, pool):
+            policy = policy_of(pool, spec, self._now())
+            observation = self._observe_pool(spec, policy, revision, current, observed, seen)
+            planned = self._decide(spec, policy, observation, seen)
+            seen.generation = pool.generation
         if spec.mode != "auto":
             return pool, planned
         counts: dict[Role, int] = {"prefill": planned.prefill, "decode": planned.decode}
@@ -101,18 +97,19 @@ class Autoscaler:
 
     def forget(self) -> None:
         """Drop the pool's state and metrics: the planner no longer runs for it."""
-        if self._memory is not None:
+        if self._observations is not None:
             self._metrics.undecided(str(self._key))
-        self._memory = None
+        self._observations = None
 
-    def _is_due(self, memory: _Memory, pool: Pool) -> bool:
-        late = self._clock() - memory.looked_s >= LOOK_S
-        return late or memory.generation != pool.generation
+    def _is_due(self, seen: _Observations, pool: Pool) -> bool:
+        late = self._clock() - seen.looked_s >= LOOK_S
+        return late or seen.generation != pool.generation
 
-    def _learn(self, memory: _Memory, observed: Observed, answer: Answer | None) -> None:
+    def _learn(self, seen: _Observations, observed: Observed, answer: IndexAnswer | None) -> None:
         """Update history, gauges and learnt speeds. Each ready router pod reports."""
-        before = memory.gauges
-        found = [NodeSample(start_s=took_s) for took_s in memory.starts.ended(observed.pods)]
+        before = seen.gauges
+        starts_s = seen.starts.take_ended(observed.pods)
+        samples = [NodeSample(start_s=start_s) for start_s in starts_s]
         if answer is not None:
             at_s = self._clock()
             ready = [
@@ -120,94 +117,103 @@ class Autoscaler:
                 for pod in observed.pods
                 if pod.component == "router" and pod.ready and not pod.terminating
             ]
-            memory.history = demand.updated(memory.history, answer.routers, len(ready), at_s)
-            memory.gauges = node_metrics.updated(before, answer.nodes, at_s)
-            found += node_metrics.samples(before, memory.gauges)
+            seen.history = demand.add_reports(seen.history, answer.routers, len(ready), at_s)
+            seen.gauges = node_metrics.add_reports(before, answer.nodes, at_s)
+            samples += node_metrics.samples_between(before, seen.gauges)
         pod_names = {pod.name for pod in observed.pods}
-        memory.gauges = {
-            name: gauges for name, gauges in memory.gauges.items() if name in pod_names
-        }
-        if memory.learnt is None and (prior := node_metrics.prior_of(memory.gauges)) is not None:
-            memory.learnt = begin(prior)
-        if memory.learnt is not None:
-            memory.learnt = learn(memory.learnt, found)
+        seen.gauges = {name: gauge for name, gauge in seen.gauges.items() if name in pod_names}
+        if seen.learnt is None and (prior := node_metrics.prior_of(seen.gauges)) is not None:
+            seen.learnt = Learnt.from_prior(prior)
+        if seen.learnt is not None:
+            seen.learnt = seen.learnt.with_samples(samples)
 
-    def _plan(
+    def _observe_pool(
         self,
-        pool: Pool,
         spec: AutoscalingSpec,
-        desired: dict[Role, int],
+        policy: AutoscalingPolicy,
+        revision: str,
+        current: dict[Role, int],
         observed: Observed,
-        memory: _Memory,
-        rolling: bool,
-    ) -> Planned:
-        policy = policy_of(pool, spec, self._now())
-        situation = self._situation(policy, rolling, desired, observed, memory)
-        situation = replace(situation, holds=not spec.sleeps or _holds(observed))
-        situation = _with_store(situation, spec, memory.gauges)
-        decision, memory.planner = plan(situation, policy, memory.planner)
-        planned = _planned(spec, decision)
-        self._metrics.decided(str(self._key), planned.prefill, planned.decode, planned.reason)
-        before = memory.planned
-        if before is None or not planned.like(before):
-            logger.info("pool %s: %s: %s", self._key, planned.reason, planned.message)
-        memory.planned = planned
-        memory.looked_s, memory.generation = situation.at_s, pool.generation
-        return planned
-
-    def _situation(
-        self,
-        policy: Policy,
-        rolling: bool,
-        desired: dict[Role, int],
-        observed: Observed,
-        memory: _Memory,
-    ) -> Situation:
+        seen: _Observations,
+    ) -> PoolObservation:
         now_s = self._clock()
-        nodes = nodes_of(
-            observed.pods,
-            memory.gauges,
-            desired,
-            rolling=rolling,
-            now_s=now_s,
-        )
+        rolling = _is_rolling(revision, observed)
         reported_demand = demand.demand_of(
-            memory.history,
+            seen.history,
             now_s,
             policy.percentile,
             # A fast scale-down must not be delayed by a longer window.
-            longest_s=min(demand.WINDOW_S, policy.down_stabilisation_s),
-            asleep=not any(desired.values()),
+            longest_s=min(demand.WINDOW_S, policy.down_stabilization_s),
+            asleep=not any(current.values()),
         )
-        return Situation(
+        observation = PoolObservation(
             at_s=now_s,
-            nodes=nodes,
-            desired=desired,
+            nodes=observe_nodes(observed.pods, seen.gauges, current, rolling=rolling, now_s=now_s),
+            current_replicas=current,
             demand=reported_demand,
-            capability=capability(memory.learnt) if memory.learnt is not None else None,
+            capability=seen.learnt.capability if seen.learnt is not None else None,
             rolling=rolling,
+            routers_hold=not spec.sleeps or _routers_hold(observed),
         )
+        return _with_store_reads(observation, spec, seen.gauges)
+
+    def _decide(
+        self,
+        spec: AutoscalingSpec,
+        policy: AutoscalingPolicy,
+        observation: PoolObservation,
+        seen: _Observations,
+    ) -> Planned:
+        decision, seen.planner_memory = plan_replicas(observation, policy, seen.planner_memory)
+        planned = _planned_of(spec, decision)
+        self._metrics.decided(str(self._key), planned.prefill, planned.decode, planned.reason)
+        before = seen.planned
+        if before is None or not planned.like(before):
+            logger.info("pool %s: %s: %s", self._key, planned.reason, planned.message)
+        seen.planned, seen.looked_s = planned, observation.at_s
+        return planned
 
 
-def _with_store(
-    situation: Situation, spec: AutoscalingSpec, seen: node_metrics.Gauges
-) -> Situation:
+def current_replicas(
+    pool: Pool,
+    spec: AutoscalingSpec,
+    written: AutoscalingStatus | None,
+    workloads: Sequence[ObservedWorkload],
+) -> dict[Role, int]:
+    """The replicas before the planner's next decision: those of the last decision in the pool's
+    status, or of the Deployments if there is none. For a role that an external autoscaler scales,
+    and in mode advise, the pool's `replicas`. `spec` is the pool's own."""
+    own = {role: pool.spec.role(role).replicas for role in ROLES}
+    if spec.mode != "auto":
+        return own
+    if written is not None and written.mode == "auto":
+        current = {"prefill": written.desired_prefill, "decode": written.desired_decode}
+    else:
+        current = {role: _deployed(role, workloads, own[role]) for role in ROLES}
+    return {role: own[role] if spec.is_external(role) else current[role] for role in ROLES}
+
+
+def _deployed(role: Role, workloads: Sequence[ObservedWorkload], otherwise: int) -> int:
+    counts = [workload.desired for workload in workloads if workload.component == role]
+    return sum(counts) if counts else otherwise
+
+
+def _with_store_reads(
+    observation: PoolObservation, spec: AutoscalingSpec, gauges: node_metrics.Gauges
+) -> PoolObservation:
     """Add the store's read limit from the spec and the measured reads."""
-    reported_demand, capability, read_limit = (
-        situation.demand,
-        situation.capability,
-        spec.store_read_per_second,
-    )
+    reported_demand, capability = observation.demand, observation.capability
+    read_limit = spec.store_read_per_second
     if reported_demand is None or capability is None or read_limit is None:
-        return situation
+        return observation
     return replace(
-        situation,
-        demand=replace(reported_demand, store_read_bytes=node_metrics.store_read(seen)),
+        observation,
+        demand=replace(reported_demand, store_read_bytes=node_metrics.sum_store_reads(gauges)),
         capability=replace(capability, store_read_limit=float(quantity_bytes(read_limit))),
     )
 
 
-def _rolls(revision: str, observed: Observed) -> bool:
+def _is_rolling(revision: str, observed: Observed) -> bool:
     """Whether nodes of an older revision exist or would be created again."""
     revisions = {
         workload.revision
@@ -220,14 +226,14 @@ def _rolls(revision: str, observed: Observed) -> bool:
     return bool((revisions | pod_revisions) - {revision})
 
 
-def _holds(observed: Observed) -> bool:
+def _routers_hold(observed: Observed) -> bool:
     """Whether ready routers hold requests while there is no node. Routers from before the spec
     allowed scale-to-zero do not, and no longer serve once their Deployment has rolled."""
     routers = (router for router in observed.workloads if router.component == "router")
     return any(router.holds and router.rolled and router.ready for router in routers)
 
 
-def _planned(spec: AutoscalingSpec, decision: Decision) -> Planned:
+def _planned_of(spec: AutoscalingSpec, decision: Decision) -> Planned:
     assert spec.mode != "external", "mode external has no planner"
     return Planned(
         mode=spec.mode,

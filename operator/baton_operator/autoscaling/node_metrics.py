@@ -11,8 +11,8 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from statistics import median
 
-from baton_operator.autoscaling.planner.capability.learn import NodeSample
-from baton_operator.autoscaling.planner.records import Capability
+from baton_operator.autoscaling.planner.capability import NodeSample
+from baton_operator.autoscaling.planner.inputs import Capability
 from baton_protocol.store import NodeReport, Role
 
 # A node's step time is a moving average over about ten steps; after fewer it shows older steps.
@@ -20,7 +20,7 @@ ENOUGH_STEPS = 10
 # A node measures a batch of one at its start. Until larger batches are measured, this many requests
 # are assumed to double a step's time. On every GPU more are needed, so nodes are added too early
 # rather than too late.
-BATCH = 64
+DOUBLING_BATCH = 64
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,40 +38,42 @@ class Gauge:
 Gauges = Mapping[str, Gauge]
 
 
-def updated(gauges: Gauges, reports: Sequence[NodeReport], at_s: float) -> dict[str, Gauge]:
+def add_reports(gauges: Gauges, reports: Sequence[NodeReport], at_s: float) -> dict[str, Gauge]:
     """Nodes without a report keep their last gauge."""
     fresh: dict[str, Gauge] = {
-        report.node: _gauge(gauges.get(report.node), report, at_s) for report in reports
+        report.node: _gauge_of(gauges.get(report.node), report, at_s) for report in reports
     }
     return {**gauges, **fresh}
 
 
-def samples(before: Gauges, after: Gauges) -> list[NodeSample]:
+def samples_between(before: Gauges, after: Gauges) -> list[NodeSample]:
     """A sample of each node with two reports of the same start."""
     pairs = ((before.get(name), gauge) for name, gauge in after.items())
-    return [_sample(a.report, b.report) for a, b in pairs if a is not None and _goes_on(a, b)]
+    return [
+        _sample_of(a.report, b.report) for a, b in pairs if a is not None and _is_same_start(a, b)
+    ]
 
 
 def prior_of(gauges: Gauges) -> Capability | None:
     """The nodes' own measurements; None until prefill and decode speed are both known."""
     reports = [gauge.report for gauge in gauges.values()]
-    prefill = _typical(reports, "prefill", lambda report: report.speeds.prefill_tokens_per_s)
-    step_ms = _typical(reports, "decode", lambda report: report.speeds.decode_step_ms)
+    prefill = _median_of(reports, "prefill", lambda report: report.speeds.prefill_tokens_per_s)
+    step_ms = _median_of(reports, "decode", lambda report: report.speeds.decode_step_ms)
     if not prefill or not step_ms:
         return None
-    capacity = _typical(reports, "decode", kv_capacity)
+    capacity = _median_of(reports, "decode", kv_capacity)
     return Capability(
         prefill_tokens=prefill,
         step_base_s=step_ms / 1e3,
-        step_per_seq_s=step_ms / 1e3 / BATCH,
+        step_per_seq_s=step_ms / 1e3 / DOUBLING_BATCH,
         kv_capacity=round(capacity) if capacity else None,
     )
 
 
-def store_read(gauges: Gauges) -> float | None:
+def sum_store_reads(gauges: Gauges) -> float | None:
     """Bytes per second that all nodes read; None if no node reports it."""
-    known = [gauge.fetched for gauge in gauges.values() if gauge.fetched is not None]
-    return sum(known) if known else None
+    rates = [gauge.fetched for gauge in gauges.values() if gauge.fetched is not None]
+    return sum(rates) if rates else None
 
 
 def kv_tokens(report: NodeReport) -> int:
@@ -85,23 +87,23 @@ def kv_capacity(report: NodeReport) -> int:
     return report.layout.tokens_in(report.load.total_blocks)
 
 
-def _typical(
+def _median_of(
     reports: Sequence[NodeReport], role: Role, value: Callable[[NodeReport], float]
 ) -> float | None:
     """The median of the role's nodes, or of all nodes if none of the role reports it."""
-    known = [(report.role, value(report)) for report in reports if value(report) > 0.0]
-    own = [value for of_role, value in known if of_role == role]
-    return median(own or [value for _, value in known]) if known else None
+    measured = [(report.role, value(report)) for report in reports if value(report) > 0.0]
+    own = [number for other_role, number in measured if other_role == role]
+    return median(own or [number for _, number in measured]) if measured else None
 
 
-def _goes_on(before: Gauge, after: Gauge) -> bool:
+def _is_same_start(before: Gauge, after: Gauge) -> bool:
     """Whether `after` is a newer report of the same start of the node."""
     return after.at_s > before.at_s and after.report.epoch == before.report.epoch
 
 
-def _gauge(before: Gauge | None, report: NodeReport, at_s: float) -> Gauge:
+def _gauge_of(before: Gauge | None, report: NodeReport, at_s: float) -> Gauge:
     after = Gauge(at_s, report)
-    if before is None or not _goes_on(before, after):
+    if before is None or not _is_same_start(before, after):
         return after
     load, speeds = report.load, report.speeds
     computed = load.computed_prompt_tokens_total - before.report.load.computed_prompt_tokens_total
@@ -115,7 +117,7 @@ def _gauge(before: Gauge | None, report: NodeReport, at_s: float) -> Gauge:
     return Gauge(at_s, report, busy, max(0, fetched) / span_s)
 
 
-def _sample(before: NodeReport, after: NodeReport) -> NodeSample:
+def _sample_of(before: NodeReport, after: NodeReport) -> NodeSample:
     a, b = before.load, after.load
     decoded = b.engine_steps_total - a.engine_steps_total >= ENOUGH_STEPS
     steady = decoded and after.role == "decode" and a.running > 0 and b.running > 0

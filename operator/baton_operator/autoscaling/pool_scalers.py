@@ -39,7 +39,7 @@ class Scalers:
             place = key_of(build_scaler(pool, role))
             child = children.get(place)
             if child is None and not pool.spec.paused:
-                child = await self._make(pool, role, place, children)
+                child = await self._create(pool, role, place, children)
             if child is None or child.scaler is None or child.owner != pool.uid:
                 continue
             counts[role] = child.scaler.wanted
@@ -47,13 +47,13 @@ class Scalers:
                 await self._write_status(pool, role, child, children)
         return with_replicas(pool, counts)
 
-    async def _make(
+    async def _create(
         self, pool: Pool, role: Role, place: ChildKey, children: Mapping[ChildKey, CachedChild]
     ) -> CachedChild | None:
-        found = await self._api.get(place)
-        if found is not None:
-            return read_child(found)  # the watch will show it
-        body = seeded(build_scaler(pool, role), seed_of(pool, role, children))
+        existing = await self._api.get(place)
+        if existing is not None:
+            return read_child(existing)  # the watch will show it
+        body = seeded(build_scaler(pool, role), initial_count(pool, role, children))
         try:
             return self._cache.see_child(await self._api.create(body), ours=True)
         except (Refused, ServerFailed) as error:
@@ -63,7 +63,7 @@ class Scalers:
     async def _write_status(
         self, pool: Pool, role: Role, child: CachedChild, children: Mapping[ChildKey, CachedChild]
     ) -> None:
-        status = {"replicas": nodes_of(role, children), "selector": selector_of(pool, role)}
+        status = {"replicas": count_nodes(role, children), "selector": selector_of(pool, role)}
         written = child.scaler
         if written is not None and status == {
             "replicas": written.replicas,
@@ -95,17 +95,17 @@ def with_replicas(pool: Pool, counts: Mapping[Role, int]) -> Pool:
     return msgspec.structs.replace(pool, spec=msgspec.structs.replace(pool.spec, **changed))
 
 
-def seed_of(pool: Pool, role: Role, children: Mapping[ChildKey, CachedChild]) -> int:
+def initial_count(pool: Pool, role: Role, children: Mapping[ChildKey, CachedChild]) -> int:
     """The current number of nodes, or in a new pool the spec's: where an autoscaler starts."""
-    known = [
+    current = [
         child.workload.desired
         for child in children.values()
         if child.workload is not None and child.workload.component == role
     ]
-    return max(known, default=pool.spec.role(role).replicas)
+    return max(current, default=pool.spec.role(role).replicas)
 
 
-def nodes_of(role: Role, children: Mapping[ChildKey, CachedChild]) -> int:
+def count_nodes(role: Role, children: Mapping[ChildKey, CachedChild]) -> int:
     """Without draining and ending nodes, on which an autoscaler must not count."""
     pods = (child.pod for child in children.values())
     return sum(

@@ -12,7 +12,7 @@ from typing import Literal
 import msgspec
 
 from baton_operator.api.status import Condition, PoolStatus
-from baton_operator.autoscaling.planner.records import MOVE
+from baton_operator.autoscaling.planner.plan import MOVE
 from baton_operator.status import conditions as c
 from baton_operator.status.condition_kinds import ConditionKind
 from baton_operator.status.findings.rollout import OLD_NODES

@@ -27,7 +27,9 @@ def wake_args(pool: Pool) -> list[str]:
 
 
 def min_available(pool: Pool, role: str) -> int:
-    [budget] = [one for one in build_budgets(pool) if one["metadata"]["name"] == f"demo-{role}"]
+    [budget] = [
+        budget for budget in build_budgets(pool) if budget["metadata"]["name"] == f"demo-{role}"
+    ]
     count: int = budget["spec"]["minAvailable"]
     return count
 

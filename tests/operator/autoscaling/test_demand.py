@@ -9,9 +9,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 from msgspec import structs
 
-from baton_operator.autoscaling.demand import LEAST_WINDOW_S, WINDOW_S, History, demand_of, updated
-from baton_operator.autoscaling.latency import percentile
-from baton_operator.autoscaling.planner.records import Demand
+from baton_operator.autoscaling.demand import (
+    LEAST_WINDOW_S,
+    WINDOW_S,
+    ReportHistory,
+    add_reports,
+    demand_of,
+    percentile,
+)
+from baton_operator.autoscaling.planner.inputs import Demand
 from baton_protocol.store import LATENCY_BOUNDS_S, RouterReport
 
 LOOK_S = 5.0
@@ -31,27 +37,27 @@ def report(
 def later(reports: tuple[RouterReport, ...], number: int) -> tuple[RouterReport, ...]:
     """Return the reports with the uptime that they have at the look of this number."""
     passed = LOOK_S * number
-    return tuple(structs.replace(one, uptime_s=one.uptime_s + passed) for one in reports)
+    return tuple(structs.replace(report, uptime_s=report.uptime_s + passed) for report in reports)
 
 
-def history_of(*answers: tuple[RouterReport, ...], routers: int = 0) -> History:
+def history_of(*answers: tuple[RouterReport, ...], routers: int = 0) -> ReportHistory:
     """Return the history of answers that arrive every LOOK_S, the first at 0."""
-    history = History()
+    history = ReportHistory()
     for number, reports in enumerate(answers):
-        history = updated(history, later(reports, number), routers, LOOK_S * number)
+        history = add_reports(history, later(reports, number), routers, LOOK_S * number)
     return history
 
 
-def demand_now(history: History, after_s: float = 0.0, **more: Any) -> Demand:
+def demand_now(history: ReportHistory, after_s: float = 0.0, **more: Any) -> Demand:
     assert history.at_s is not None
-    found = demand_of(history, history.at_s + after_s, 0.99, **more)
-    assert found is not None
-    return found
+    current = demand_of(history, history.at_s + after_s, 0.99, **more)
+    assert current is not None
+    return current
 
 
 def test_without_reports_demand_is_unknown_and_not_zero() -> None:
-    assert demand_of(History(), 0.0, 0.99) is None
-    assert demand_of(updated(History(), (), 0, 0.0), 0.0, 0.99) is None
+    assert demand_of(ReportHistory(), 0.0, 0.99) is None
+    assert demand_of(add_reports(ReportHistory(), (), 0, 0.0), 0.0, 0.99) is None
 
 
 def test_rates_are_the_increase_of_counters_in_the_window() -> None:
@@ -110,7 +116,7 @@ def test_a_silent_router_makes_the_demand_stale_and_not_zero() -> None:
     history = history_of(*both, routers=2)
     for number in range(4, 20):
         alone = later((report("a", total=50 * number),), number)
-        history = updated(history, alone, 2, LOOK_S * number)
+        history = add_reports(history, alone, 2, LOOK_S * number)
     demand = demand_of(history, LOOK_S * 19, 0.99)
     assert demand is not None
     assert (demand.age_s, demand.requests) == (80.0, 20.0)
@@ -119,30 +125,30 @@ def test_a_silent_router_makes_the_demand_stale_and_not_zero() -> None:
 def test_a_leftover_report_of_a_lost_router_is_ignored() -> None:
     history = history_of(*((report(total=50 * n),) for n in range(4)), routers=1)
     last = later((report(total=150),), 3)
-    assert updated(history, last, 1, 20.0) == history
-    [one] = last
-    barely = structs.replace(one, uptime_s=one.uptime_s + 1.0, output_tokens_total=160)
-    assert updated(history, (barely,), 1, 20.0) == history
+    assert add_reports(history, last, 1, 20.0) == history
+    [leftover] = last
+    barely = structs.replace(leftover, uptime_s=leftover.uptime_s + 1.0, output_tokens_total=160)
+    assert add_reports(history, (barely,), 1, 20.0) == history
 
 
 def test_a_removed_router_does_not_make_the_demand_stale() -> None:
     both = [(report("a", total=50 * n), report("b", total=50 * n)) for n in range(4)]
     history = history_of(*both, routers=2)
-    history = updated(history, later((report("a", total=200),), 4), 1, 20.0)
+    history = add_reports(history, later((report("a", total=200),), 4), 1, 20.0)
     assert demand_now(history).age_s == 0.0
     assert demand_now(history).requests == (3 * 100 + 50) / 20
 
 
 def test_after_a_long_silence_the_history_restarts() -> None:
     history = history_of(*((report(total=50 * n),) for n in range(4)))
-    history = updated(history, later((report(total=10_000_000),), 16), 1, 80.0)
+    history = add_reports(history, later((report(total=10_000_000),), 16), 1, 80.0)
     assert demand_now(history).requests is None
     assert demand_now(history).age_s == 0.0
 
 
 def test_a_second_answer_at_the_same_time_changes_no_rate() -> None:
     history = history_of(*((report(total=50 * n),) for n in range(4)))
-    again = updated(history, (report(total=150, held=7),), 1, 15.0)
+    again = add_reports(history, (report(total=150, held=7),), 1, 15.0)
     assert demand_now(again).requests == 10.0
     assert demand_now(again).held == 7
 
@@ -161,7 +167,7 @@ def test_latencies_are_those_of_the_window() -> None:
 
     slow = report(ttft_counts=counts(b20=100))
     later = [report(ttft_counts=counts(b20=100, b0=n), itl_counts=counts(b3=n)) for n in (5, 9)]
-    demand = demand_now(history_of((slow,), *((one,) for one in later)))
+    demand = demand_now(history_of((slow,), *((answer,) for answer in later)))
     assert demand.ttft_s is not None
     assert demand.ttft_s <= LATENCY_BOUNDS_S[0]
     assert demand.itl_s is not None
@@ -198,14 +204,14 @@ def test_a_higher_percentile_is_never_lower(counts: list[int], shares: tuple[flo
 @given(steps=st.lists(st.tuples(st.integers(0, 500), st.booleans()), min_size=3, max_size=14))
 def test_nothing_is_counted_twice_or_below_zero(steps: list[tuple[int, bool]]) -> None:
     """A router counts requests, and sometimes restarts just before its report is read."""
-    history, born, total, grown = History(), -1000.0, 0, 0
+    history, born, total, grown = ReportHistory(), -1000.0, 0, 0
     for number, (more, restarts) in enumerate(steps):
         at_s = LOOK_S * number
         born, total = (at_s - 1.0, more) if restarts else (born, total + more)
         if number:
             grown += more
-        one = report(f"a-{born}", uptime_s=at_s - born, total=total)
-        history = updated(history, (one,), 1, at_s)
+        answer = report(f"a-{born}", uptime_s=at_s - born, total=total)
+        history = add_reports(history, (answer,), 1, at_s)
     demand = demand_now(history, longest_s=1e9)
     assert demand.requests is not None
     assert demand.requests * demand.window_s == pytest.approx(grown)

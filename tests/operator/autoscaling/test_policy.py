@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from datetime import datetime
 from typing import Any
 from zoneinfo import ZoneInfo
@@ -9,10 +10,11 @@ from zoneinfo import ZoneInfo
 import pytest
 
 from baton_operator.api.pool import Pool
+from baton_operator.api.schedules import Day, ScheduleSpec
 from baton_operator.api.spec_reader import SpecError
-from baton_operator.autoscaling.planner.limits.schedule import Range, ranges
-from baton_operator.autoscaling.planner.records import Bounds, Policy
-from baton_operator.autoscaling.policy import policy_of
+from baton_operator.autoscaling.planner.inputs import AutoscalingPolicy, ReplicaRange
+from baton_operator.autoscaling.planner.replica_limits import ranges_now
+from baton_operator.autoscaling.policy import find_contradictions, is_active, policy_of
 from baton_protocol.store import Role
 from tests.support.kubernetes.manifests import sample_pool
 
@@ -27,22 +29,21 @@ def pool(autoscaling: dict[str, Any] | None = None, **spec: Any) -> Pool:
     return sample_pool("sim", autoscaling=bounds | (autoscaling or {}), **spec)
 
 
-def policy(found: Pool, now: datetime = NOON) -> Policy:
-    assert found.spec.autoscaling is not None
-    return policy_of(found, found.spec.autoscaling, now)
+def policy(of: Pool, now: datetime = NOON) -> AutoscalingPolicy:
+    assert of.spec.autoscaling is not None
+    return policy_of(of, of.spec.autoscaling, now)
 
 
-def at(schedule: dict[str, Any], now: datetime, **autoscaling: Any) -> dict[Any, Range]:
-    found = policy(pool({"schedules": [schedule], **autoscaling}), now)
-    return ranges(found, 0)
+def at(schedule: dict[str, Any], now: datetime, **autoscaling: Any) -> dict[Role, ReplicaRange]:
+    return ranges_now(policy(pool({"schedules": [schedule], **autoscaling}), now))
 
 
 def test_omitted_fields_take_the_planner_s_defaults() -> None:
-    bounds: dict[Role, Bounds] = {
-        "prefill": Bounds(minimum=1, maximum=3, gpus=0),
-        "decode": Bounds(minimum=2, maximum=5, gpus=0),
+    bounds: dict[Role, ReplicaRange] = {
+        "prefill": ReplicaRange(min_replicas=1, max_replicas=3, gpus=0),
+        "decode": ReplicaRange(min_replicas=2, max_replicas=5, gpus=0),
     }
-    assert policy(pool()) == Policy(bounds=bounds)
+    assert policy(pool()) == AutoscalingPolicy(ranges=bounds)
 
 
 def test_each_field_reaches_the_planner() -> None:
@@ -55,25 +56,25 @@ def test_each_field_reaches_the_planner() -> None:
         "headroomPercent": 10,
         "staleAfterSeconds": 45,
     }
-    found = policy(pool(more, prefill=GPU, decode=GPU, gpuBudget=12))
-    assert (found.ttft_s, found.itl_s, found.percentile) == (0.5, 0.02, 0.9)
-    assert (found.ratio_min, found.ratio_max) == (0.25, 2.0)
-    assert found.scale_to_zero_after_s == 60
-    assert (found.up_stabilisation_s, found.up_step) == (15, 1.5)
-    assert (found.down_stabilisation_s, found.down_step) == (30, 2)
-    assert (found.headroom, found.stale_after_s) == (0.1, 45)
-    assert (found.gpu_budget, found.bounds["prefill"].gpus) == (12, 2)
+    planned = policy(pool(more, prefill=GPU, decode=GPU, gpuBudget=12))
+    assert (planned.ttft_s, planned.itl_s, planned.percentile) == (0.5, 0.02, 0.9)
+    assert (planned.ratio_min, planned.ratio_max) == (0.25, 2.0)
+    assert planned.scale_to_zero_after_s == 60
+    assert (planned.up_stabilization_s, planned.up_factor) == (15, 1.5)
+    assert (planned.down_stabilization_s, planned.down_nodes) == (30, 2)
+    assert (planned.headroom, planned.stale_after_s) == (0.1, 45)
+    assert (planned.gpu_budget, planned.ranges["prefill"].gpus) == (12, 2)
 
 
 def test_a_role_in_external_mode_is_fixed_at_its_count() -> None:
-    found = policy(pool({"prefill": {"mode": "external", "max": 9}}, prefill={"replicas": 4}))
-    assert found.bounds["prefill"] == Bounds(minimum=4, maximum=4, gpus=0)
+    planned = policy(pool({"prefill": {"mode": "external", "max": 9}}, prefill={"replicas": 4}))
+    assert planned.ranges["prefill"] == ReplicaRange(min_replicas=4, max_replicas=4, gpus=0)
 
 
 def test_an_external_count_over_the_budget_is_not_an_error() -> None:
     more = {"prefill": {"mode": "external"}}
-    found = policy(pool(more, prefill=GPU | {"replicas": 9}, decode=GPU, gpuBudget=6))
-    assert found.bounds["prefill"].minimum == 9
+    planned = policy(pool(more, prefill=GPU | {"replicas": 9}, decode=GPU, gpuBudget=6))
+    assert planned.ranges["prefill"].min_replicas == 9
 
 
 def test_the_error_for_minima_over_the_budget_says_what_to_do() -> None:
@@ -101,38 +102,54 @@ def test_a_schedule_follows_its_own_time_zone(
     zone: str, hour: int, minute: int, holds: bool
 ) -> None:
     now = datetime(2026, 5, 5, hour, minute, tzinfo=ZoneInfo(BERLIN))
-    assert (at(HOURS | {"timeZone": zone}, now)["decode"].minimum == 4) == holds
+    assert (at(HOURS | {"timeZone": zone}, now)["decode"].min_replicas == 4) == holds
 
 
 def test_a_schedule_follows_daylight_saving_time() -> None:
     winter = datetime(2026, 3, 27, 6, 30, tzinfo=ZoneInfo("UTC"))
     summer = datetime(2026, 3, 30, 6, 30, tzinfo=ZoneInfo("UTC"))
     berlin = HOURS | {"timeZone": BERLIN}
-    assert at(berlin, winter)["decode"].minimum == 2
-    assert at(berlin, summer)["decode"].minimum == 4
+    assert at(berlin, winter)["decode"].min_replicas == 2
+    assert at(berlin, summer)["decode"].min_replicas == 4
 
 
-@pytest.mark.parametrize(("day", "holds"), [(4, False), (5, True), (6, True), (7, False)])
-def test_a_window_over_midnight_belongs_to_the_day_on_which_it_begins(
-    day: int, holds: bool
+@pytest.mark.parametrize(
+    ("days", "begin", "end", "day", "clock", "inside"),
+    [
+        (("Mon",), "22:00", "06:00", 4, "22:00", True),
+        (("Mon",), "22:00", "06:00", 4, "21:59", False),
+        (("Mon",), "22:00", "06:00", 5, "05:59", True),
+        (("Mon",), "22:00", "06:00", 5, "06:00", False),
+        (("Mon",), "22:00", "06:00", 4, "01:00", False),
+        (("Sun",), "22:00", "06:00", 4, "00:00", True),
+        (("Sun",), "22:00", "06:00", 5, "00:00", False),
+        (("Tue",), "08:00", "08:00", 5, "08:00", True),
+        (("Tue",), "08:00", "08:00", 6, "07:59", True),
+        (("Tue",), "08:00", "08:00", 5, "07:59", False),
+        (("Tue",), "08:00", "08:00", 6, "08:00", False),
+        (("Tue",), "08:00", "18:00", 6, "12:00", False),
+        ((), "08:00", "18:00", 6, "12:00", True),
+    ],
+)
+def test_a_window_belongs_to_the_days_on_which_it_begins(
+    days: tuple[Day, ...], begin: str, end: str, day: int, clock: str, inside: bool
 ) -> None:
-    """A window of Tuesday, at 23:00 on Tuesday (day 5) and at 01:00 on the other days."""
-    night = {"days": ["Tue"], "from": "22:00", "to": "02:00", "decode": {"min": 4}}
-    hour = 23 if day == 5 else 1
-    now = datetime(2026, 5, day, hour, 0, tzinfo=ZoneInfo("UTC"))
-    assert (at(night, now)["decode"].minimum == 4) == holds
+    """4 May is a Monday. A window that ends where it begins lasts a day."""
+    hour, minute = map(int, clock.split(":"))
+    now = datetime(2026, 5, day, hour, minute, tzinfo=ZoneInfo("UTC"))
+    assert is_active(ScheduleSpec(days=days, begin=begin, end=end), now) == inside
 
 
 def test_a_later_schedule_overrides_only_the_bounds_that_it_sets() -> None:
     both = [HOURS | {"prefill": {"max": 2}}, HOURS | {"decode": {"min": 3}}]
-    found = ranges(policy(pool({"schedules": both})), 0)
-    assert (found["decode"].minimum, found["prefill"].maximum) == (3, 2)
+    ranges = ranges_now(policy(pool({"schedules": both})))
+    assert (ranges["decode"].min_replicas, ranges["prefill"].max_replicas) == (3, 2)
 
 
 def test_schedules_do_not_apply_to_a_role_in_external_mode() -> None:
     more = {"decode": {"mode": "external"}, "schedules": [HOURS | {"decode": {"max": 1}}]}
-    found = ranges(policy(pool(more, decode={"replicas": 3})), 0)
-    assert (found["decode"].minimum, found["decode"].maximum) == (3, 3)
+    decode = ranges_now(policy(pool(more, decode={"replicas": 3})))["decode"]
+    assert (decode.min_replicas, decode.max_replicas) == (3, 3)
 
 
 @pytest.mark.parametrize(
@@ -152,6 +169,35 @@ def test_a_ratio_that_no_numbers_within_the_bounds_have_is_refused_with_both_fie
         policy(pool({"ratio": ratio} | bounds))
     assert named in str(raised.value)
     assert "prefill 1 to 2, decode 1 to 4" in str(raised.value)
+
+
+@pytest.mark.parametrize(
+    ("changes", "problems"),
+    [
+        ({}, ()),
+        (
+            {"ranges": {"prefill": ReplicaRange(min_replicas=5), "decode": ReplicaRange()}},
+            ("prefill: minimum 5 exceeds maximum 1; lower the minimum",),
+        ),
+        (
+            {"gpu_budget": 1},
+            ("gpuBudget 1 is less than the 2 GPUs of the minimums; raise it or lower a minimum",),
+        ),
+        (
+            {"ratio_min": 2.0, "ratio_max": 1.0},
+            ("ratio: minimum 2 exceeds maximum 1; lower the minimum",),
+        ),
+        (
+            {"ratio_max": 0.0},
+            ("ratio: maximum 0 allows no prefill node; write a number above 0",),
+        ),
+    ],
+    ids=["none", "minimum", "budget", "ratio", "no prefill"],
+)
+def test_contradictions_are_reported(changes: dict[str, Any], problems: tuple[str, ...]) -> None:
+    """The rules of the definition refuse most of them; older definitions accepted them."""
+    ranges: dict[Role, ReplicaRange] = {"prefill": ReplicaRange(), "decode": ReplicaRange()}
+    assert find_contradictions(replace(AutoscalingPolicy(ranges=ranges), **changes)) == problems
 
 
 BAD = [

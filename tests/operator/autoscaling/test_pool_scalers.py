@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from baton_operator.autoscaling.pool_scalers import nodes_of, seed_of, with_replicas
+from baton_operator.autoscaling.pool_scalers import count_nodes, initial_count, with_replicas
 from baton_operator.builders import build_pool
 from baton_operator.builders.nodes import revision_of
 from baton_operator.builders.scalers import build_scalers, seeded, selector_of
@@ -22,12 +22,12 @@ BOUNDS = {"min": 1, "max": 1}
 POOL = sample_pool("sim", autoscaling={"mode": "auto", "prefill": BOUNDS, "decode": EXTERNAL})
 
 
-def known(*bodies: b.Body) -> dict[ChildKey, CachedChild]:
-    found = {}
+def cached_children(*bodies: b.Body) -> dict[ChildKey, CachedChild]:
+    children = {}
     for number, body in enumerate(bodies):
         metadata = body["metadata"] | {"uid": "u", "resourceVersion": str(number)}
-        found[key_of(body)] = read_child(body | {"metadata": metadata})
-    return found
+        children[key_of(body)] = read_child(body | {"metadata": metadata})
+    return children
 
 
 def deployment(name: str, replicas: int) -> b.Body:
@@ -52,7 +52,8 @@ def test_a_scaler_belongs_to_its_pool_and_its_manifest_has_no_count() -> None:
 
 def test_both_roles_of_a_pool_in_external_mode_have_a_scaler() -> None:
     names = [
-        one["metadata"]["name"] for one in build_scalers(sample_pool("sim", autoscaling=EXTERNAL))
+        child["metadata"]["name"]
+        for child in build_scalers(sample_pool("sim", autoscaling=EXTERNAL))
     ]
     assert names == ["demo-prefill", "demo-decode"]
 
@@ -65,12 +66,12 @@ def test_a_scaler_s_count_does_not_change_the_revision() -> None:
 
 def test_deployments_and_budgets_follow_the_scaler_s_count() -> None:
     built = build_pool(with_replicas(POOL, {"decode": 5}))
-    [nodes] = [one for one in built if one["metadata"]["name"].startswith("demo-decode-")]
+    [nodes] = [child for child in built if child["metadata"]["name"].startswith("demo-decode-")]
     assert nodes["spec"]["replicas"] == 5
     [budget] = [
-        one
-        for one in built
-        if (one["kind"], one["metadata"]["name"]) == ("PodDisruptionBudget", "demo-decode")
+        child
+        for child in built
+        if (child["kind"], child["metadata"]["name"]) == ("PodDisruptionBudget", "demo-decode")
     ]
     assert budget["spec"]["minAvailable"] == 1
 
@@ -92,12 +93,12 @@ def test_without_a_scaler_s_count_the_spec_decides() -> None:
     ids=["a new pool", "existing nodes", "the larger Deployment of a roll-out"],
 )
 def test_a_new_scaler_starts_with_the_existing_count(bodies: tuple[b.Body, ...], seed: int) -> None:
-    assert seed_of(POOL, "decode", known(*bodies)) == seed
+    assert initial_count(POOL, "decode", cached_children(*bodies)) == seed
 
 
 def test_the_reported_count_leaves_out_nodes_that_leave() -> None:
     leaving = {"annotations": {"baton.dev/drain-since": b.THEN}}
-    children = known(
+    children = cached_children(
         node("a"),
         b.pod(b.container(b.CREATING), name="b"),
         node("c", **leaving),
@@ -105,7 +106,7 @@ def test_the_reported_count_leaves_out_nodes_that_leave() -> None:
         node("e", component="prefill"),
         node("f", status={"phase": "Failed"}),
     )
-    assert nodes_of("decode", children) == 2
+    assert count_nodes("decode", children) == 2
 
 
 def test_the_selector_matches_the_role_s_pods_of_all_revisions() -> None:

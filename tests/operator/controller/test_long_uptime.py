@@ -15,8 +15,8 @@ from random import Random
 import msgspec
 import pytest
 
-from baton_operator.autoscaling.planner.capability.learn import NodeSample, begin, capability, learn
-from baton_operator.autoscaling.planner.demand.queueing import MOST, servers_for
+from baton_operator.autoscaling.planner.capability import Learnt, NodeSample
+from baton_operator.autoscaling.planner.load_model import MOST, servers_for
 from baton_operator.controller.due_time import LONGEST_RETRY_S, DueTime
 from baton_operator.controller.pool_task import PoolTasks
 from baton_operator.controller.reconcile import PoolGone, Reconciler
@@ -25,8 +25,8 @@ from baton_operator.state.cache import Cache, PoolKey
 from baton_operator.state.index_reader import IndexReader
 from baton_operator.state.index_timing import LOOK_S
 from baton_operator.state.lookups import Lookups
-from tests.operator.autoscaling.planner.test_learn import PRIOR, sample
-from tests.operator.autoscaling.test_looks import HEAVY, Operator
+from tests.operator.autoscaling.planner.test_capability import PRIOR, sample
+from tests.operator.autoscaling.test_autoscaler import HEAVY, Operator
 from tests.operator.state.bodies import pod, pool
 from tests.support.clock import Clock
 from tests.support.growth import WEEK_S, YEAR_S, grown, nan_paths, sizes
@@ -78,15 +78,15 @@ def test_a_planner_plans_as_before_after_a_year_without_looks() -> None:
 def test_the_true_values_are_learnt_after_a_year_of_samples() -> None:
     """After this many samples the prior has no weight left: each sample takes 0.5 % of it."""
     random = Random(3)
-    learnt = begin(PRIOR)
+    learnt = Learnt.from_prior(PRIOR)
     learnt = replace(learnt, step=replace(learnt.step, prior_weight=0.0))
-    learnt = learn(learnt, (sample(random) for _ in range(2_000)))
-    found = capability(learnt)
+    learnt = learnt.with_samples(sample(random) for _ in range(2_000))
+    found = learnt.capability
     assert found.prefill_tokens == pytest.approx(20_000.0, rel=0.03)
     assert found.step_base_s == pytest.approx(0.012, rel=0.2)
     same = NodeSample(batch=1.0, kv_tokens=0.0, step_s=0.02, prefill_tokens_per_s=1e-9, start_s=1e9)
-    learnt = learn(learnt, [same] * 2_000)
-    found = capability(learnt)
+    learnt = learnt.with_samples([same] * 2_000)
+    found = learnt.capability
     figures = (found.prefill_tokens, found.step_base_s, found.step_per_seq_s, found.start_s)
     assert all(math.isfinite(figure) and figure >= 0.0 for figure in figures)
     assert nan_paths(learnt) == []

@@ -15,6 +15,7 @@ from baton_protocol.ids import RequestId
 from baton_protocol.link import Abort, Hello, to_router_codec
 from baton_protocol.store import NodeReport
 from baton_router.nodes.link import Flaw, NodeLink
+from baton_router.settings import Tunables
 from tests.support.nodes.fake_node import make_report
 from tests.support.nodes.processes import free_port
 from tests.support.waiting import until

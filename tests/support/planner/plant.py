@@ -1,7 +1,7 @@
 """A simulated pool for tests of the planner in a closed loop, on its own clock. It has nodes that
 start and drain, a queue of prompt tokens, and decode batches by Little's law.
 
-In: requests per second and decisions. Out: a planner's situations. Requests arrive as a Poisson
+In: requests per second and decisions. Out: a planner's observations. Requests arrive as a Poisson
 process with prompts and answers of exponential length, so each observed window is different.
 `random` is the caller's.
 """
@@ -11,16 +11,16 @@ from __future__ import annotations
 from dataclasses import dataclass, field, replace
 from random import Random
 
-from baton_operator.autoscaling.planner.records import (
+from baton_operator.autoscaling.planner.inputs import (
     Capability,
-    Decision,
     Demand,
-    NodeView,
+    ObservedNode,
     Phase,
-    Situation,
+    PoolObservation,
 )
+from baton_operator.autoscaling.planner.plan import Decision
 from baton_protocol.store import ROLES, Role
-from tests.support.planner.looks import ANSWER, NODE, PROMPT, step_s
+from tests.support.planner.builders import ANSWER, NODE, PROMPT, step_s
 
 TICK_S = 15.0
 WINDOW_S = 30.0
@@ -32,7 +32,7 @@ class Plant:
     node: Capability = NODE
     drain_s: float = 40.0
     at_s: float = 0.0
-    views: list[NodeView] = field(default_factory=list)
+    views: list[ObservedNode] = field(default_factory=list)
     desired: dict[Role, int] = field(default_factory=lambda: {"prefill": 0, "decode": 0})
     queued: float = 0.0
     held: float = 0.0
@@ -44,11 +44,11 @@ class Plant:
         """Start with ready nodes, and return this plant."""
         self.desired = {"prefill": prefill, "decode": decode}
         self._follow()
-        self.views = [replace(one, phase=Phase.READY, since_s=3_600.0) for one in self.views]
+        self.views = [replace(node, phase=Phase.READY, since_s=3_600.0) for node in self.views]
         return self
 
-    def look(self, requests: float, answer: float = ANSWER) -> Situation:
-        """Simulate one tick of load, and return the situation after it."""
+    def observe(self, requests: float, answer: float = ANSWER) -> PoolObservation:
+        """Simulate node tick of load, and return the observation after it."""
         self._age()
         count, prompts, answers = self._arrivals(requests, answer)
         ready = self._ready("prefill")
@@ -60,7 +60,7 @@ class Plant:
             self.queued, self.held = self.queued + self.held * PROMPT, 0.0
         self.queued = max(0.0, self.queued + prompts - computed)
         self.recent = [*self.recent, (count, prompts, answers)][-round(WINDOW_S / TICK_S) :]
-        return self._situation()
+        return self._observation()
 
     def act(self, decision: Decision) -> None:
         self.desired = {"prefill": decision.prefill, "decode": decision.decode}
@@ -80,30 +80,32 @@ class Plant:
     def _age(self) -> None:
         self.at_s += TICK_S
         aged = []
-        for one in self.views:
-            one = replace(one, since_s=one.since_s + TICK_S)
-            if one.phase == Phase.STARTING and one.since_s >= self.node.start_s:
-                one = replace(one, phase=Phase.READY, since_s=0.0)
-            if one.phase != Phase.DRAINING or one.since_s < self.drain_s:
-                aged.append(one)
+        for node in self.views:
+            node = replace(node, since_s=node.since_s + TICK_S)
+            if node.phase == Phase.STARTING and node.since_s >= self.node.start_s:
+                node = replace(node, phase=Phase.READY, since_s=0.0)
+            if node.phase != Phase.DRAINING or node.since_s < self.drain_s:
+                aged.append(node)
         self.views = aged
 
     def _follow(self) -> None:
         """Start new nodes, or drain the youngest, to get the desired numbers."""
         for role in ROLES:
-            alive = [one for one in self.views if one.role == role and one.phase != Phase.DRAINING]
-            for one in alive[self.desired[role] :]:
-                at = self.views.index(one)
-                self.views[at] = replace(one, phase=Phase.DRAINING, since_s=0.0)
+            alive = [
+                node for node in self.views if node.role == role and node.phase != Phase.DRAINING
+            ]
+            for node in alive[self.desired[role] :]:
+                at = self.views.index(node)
+                self.views[at] = replace(node, phase=Phase.DRAINING, since_s=0.0)
             for _ in range(self.desired[role] - len(alive)):
                 self.num_started += 1
                 name = f"{role}-{self.num_started}"
-                self.views.append(NodeView(name=name, role=role, phase=Phase.STARTING))
+                self.views.append(ObservedNode(name=name, role=role, phase=Phase.STARTING))
 
-    def _ready(self, role: Role) -> list[NodeView]:
-        return [one for one in self.views if one.role == role and one.phase == Phase.READY]
+    def _ready(self, role: Role) -> list[ObservedNode]:
+        return [node for node in self.views if node.role == role and node.phase == Phase.READY]
 
-    def _situation(self) -> Situation:
+    def _observation(self) -> PoolObservation:
         seconds = TICK_S * len(self.recent)
         count, prompts, answers = (
             sum(column) / seconds for column in zip(*self.recent, strict=True)
@@ -130,22 +132,22 @@ class Plant:
         busy = min(1.0, prompts / prefill / self.node.prefill_tokens)
         views = tuple(
             replace(
-                one,
+                node,
                 age_s=0.0,
-                queued_tokens=round(self.queued / prefill) if one.role == "prefill" else 0,
-                running=live // decode if one.role == "decode" else 0,
+                queued_tokens=round(self.queued / prefill) if node.role == "prefill" else 0,
+                running=live // decode if node.role == "decode" else 0,
                 waiting=0,
-                kv_tokens=round(live * context / decode) if one.role == "decode" else 0,
-                busy=busy if one.role == "prefill" else 0.5,
+                kv_tokens=round(live * context / decode) if node.role == "decode" else 0,
+                busy=busy if node.role == "prefill" else 0.5,
             )
-            if one.phase == Phase.READY
-            else one
-            for one in self.views
+            if node.phase == Phase.READY
+            else node
+            for node in self.views
         )
-        return Situation(
+        return PoolObservation(
             at_s=self.at_s,
             nodes=views,
-            desired=dict(self.desired),
+            current_replicas=dict(self.desired),
             demand=demand,
             capability=self.node,
         )

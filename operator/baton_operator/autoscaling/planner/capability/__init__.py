@@ -1,1 +1,0 @@
-"""A node's speeds and capacity, learnt from the nodes' reports."""

@@ -1,1 +1,0 @@
-"""The planner's rules in their order, and the decision with its reason."""

@@ -1,1 +1,0 @@
-"""Expected demand, and the number of nodes that it needs."""

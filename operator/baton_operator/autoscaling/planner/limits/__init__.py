@@ -1,1 +1,0 @@
-"""Limits: bounds, ratio, budget and rates."""
