@@ -1,7 +1,8 @@
 """Routers on a free port, connected to fake nodes; requests to them, and what they report.
 
-`async with running(node, handoff="always", tunables={"ping_s": 0.2}) as client` is a router. Helpers
-send requests whose nodes fail, check that answers are complete, and read the router's records.
+`async with running(node, handoff="always", tunables={"ping_s": 0.2}) as client` is a router.
+Helpers send requests whose nodes fail, check that answers are complete, and read the router's
+records.
 """
 
 from __future__ import annotations
