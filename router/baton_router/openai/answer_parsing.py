@@ -45,7 +45,7 @@ class AnswerParsing:
     fields: tuple[str, ...] = ()
 
     @classmethod
-    def of(
+    def for_chat(
         cls,
         model: PoolModel,
         tools: RequestedTools | None,

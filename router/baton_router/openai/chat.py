@@ -147,7 +147,9 @@ class ChatCall:
         [prompt] = prompts
         assert isinstance(prompt, TextPrompt), "a template makes text"
         final = self.messages[-1]["content"] if self.continues_prompt else None
-        return AnswerParsing.of(model, self.tools, self.reasoning, self.grammar, prompt.text, final)
+        return AnswerParsing.for_chat(
+            model, self.tools, self.reasoning, self.grammar, prompt.text, final
+        )
 
     def shape(
         self,

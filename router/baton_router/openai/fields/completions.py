@@ -22,6 +22,8 @@ _PROMPTS: Schema = {
         _SEVERAL | {"items": _IDS},
     ]
 }
+# The lower bound depends on `echo`, so a rule checks it.
+TOKENS = ValueKind(integer().read, integer(0).schema)
 _ALLOWED = "it must be a string, a list of strings, token ids or a list of token id lists"
 
 
@@ -41,10 +43,6 @@ def _read_prompts(at: str, value: Any) -> list[str | tuple[int, ...]]:
     if None in lists:
         raise wrong(at, value, _ALLOWED)
     return [tuple(ids) for ids in lists if ids is not None]
-
-
-# The lower bound depends on `echo`, so the rule below checks it.
-TOKENS = ValueKind(integer().read, integer(0).schema)
 
 
 class CompletionFields(GenerationFields, route="/v1/completions"):

@@ -44,9 +44,10 @@ def only(values: Sequence[Any], complaint: str) -> ValueKind[Any]:
     """One of these values."""
 
     def read(at: str, value: Any) -> Any:
-        if not any(_same(value, allowed) for allowed in values):
-            raise wrong(at, value, complaint)
-        return value
+        for allowed in values:  # as in JSON, true is not 1
+            if value == allowed and isinstance(value, bool) == isinstance(allowed, bool):
+                return value
+        raise wrong(at, value, complaint)
 
     return ValueKind(read, {"enum": list(values)})
 
@@ -210,11 +211,6 @@ def nullable(schema: Schema) -> Json:
     if "type" in schema:
         return {**schema, "type": [schema["type"], "null"]}
     return dict(schema)
-
-
-def _same(value: Any, other: Any) -> bool:
-    """Equality as in JSON, where true is not 1."""
-    return isinstance(value, bool) == isinstance(other, bool) and bool(value == other)
 
 
 def _bounds(low: float | None, high: float | None) -> Json:

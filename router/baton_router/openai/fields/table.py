@@ -91,6 +91,7 @@ class FieldTable:
     that takes it; `open` tables ignore names that they do not have."""
 
     FIELDS: ClassVar[Mapping[str, Field[Any]]] = {}
+    READERS: ClassVar[Mapping[str, Callable[[str, Any], Any]]] = {}  # of the fields' kinds
     REFUSED: ClassVar[frozenset[str]] = frozenset()
     NEEDED: ClassVar[Sequence[str]] = ()
     RULES: ClassVar[Sequence[Rule]] = ()
@@ -104,6 +105,7 @@ class FieldTable:
             if isinstance(row, Field):
                 fields.setdefault(name, row)
         cls.FIELDS = fields
+        cls.READERS = {name: row.kind.read for name, row in fields.items()}
         cls.REFUSED = frozenset(name for name, row in fields.items() if row.use == "refused")
         cls.NEEDED = [name for name, row in fields.items() if row.needed]
         cls.RULES = [row for _, row in rows if isinstance(row, Rule)]
@@ -162,22 +164,23 @@ def needs(name: str, given: Schema, other: str, wanted: Schema, *, absent: bool 
 def read_fields(table: type[Table], given: Json, at: str = "") -> Table:
     """What an object says. `at` is its path in the client's body, empty for the body itself. Raise
     InvalidRequest for the first name, value or rule that is wrong."""
-    check_names(table, given, at)
+    if not table.OPEN:
+        check_names(table, given, at)
     return read_values(table, given, at)
 
 
 def read_values(table: type[Table], given: Mapping[str, Any], at: str = "") -> Table:
-    """`read_fields` without a look at names that the table lacks or refuses."""
+    """`read_fields` without an error for names that the table lacks."""
     values = table()
     stored = vars(values)
     prefix = f"{at}." if at else ""
-    fields = table.FIELDS
+    readers = table.READERS
     for name, value in given.items():
-        if value is not None and name in fields:
-            stored[name] = fields[name].kind.read(prefix + name, value)
+        if value is not None and (read := readers.get(name)) is not None:
+            stored[name] = read(prefix + name, value)
     for name in table.NEEDED:
         if name not in stored:
-            stored[name] = fields[name].kind.read(prefix + name, given.get(name, MISSING))
+            stored[name] = readers[name](prefix + name, given.get(name, MISSING))
     for rule in table.RULES:
         if rule.check is not None and not stored.keys().isdisjoint(rule.names):
             rule.check(values)
