@@ -68,7 +68,7 @@ class Client:
 
     def dial(self, address: str) -> None:
         """Connect to a node, as discovery does for each address that it finds."""
-        self.router._table.ensure(address)
+        self.router._table.ensure_link(address)
 
     # --- the router's own reports -----------------------------------------------------------------
 

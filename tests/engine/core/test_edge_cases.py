@@ -315,7 +315,7 @@ def test_a_choice_submitted_complete_is_reported_while_the_other_runs() -> None:
     request = make_request("a", 4, ((4, EOS), (14,)), n=2, max_tokens=3)
     run, complete = run_request(engine, request)
     assert complete == [Complete(RequestId("a"), 1, 0, 2, "stop", EOS)]
-    assert run.steps[0].complete == tuple(complete)
+    assert run.steps[0].complete == complete
     assert (run.all_ids(), run.finished) == ({("a", 1): [15, 16]}, ["a"])
 
 

@@ -347,7 +347,7 @@ def check_served(sent: list[dict[str, Any]]) -> None:
                 placed = place(facts, groups["prefill"], groups["decode"], policy, random.Random(0))
                 assert isinstance(placed, Placement)
                 assert math.isfinite(placed.predicted_ms)
-                assert placed.line()
+                assert placed.header_line()
     own = RouterStatus(
         pool="p",
         router="r",

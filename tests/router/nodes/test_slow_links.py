@@ -76,8 +76,8 @@ async def linked(peer: Peer, listener: Listener, choked_s: float) -> AsyncIterat
     async with aiohttp.ClientSession() as session:
         url, rng = f"http://127.0.0.1:{port}", random.Random(1)
         # A long ping interval, so no link breaks because its node is silent.
-        bounds = Tunables(max_unsent_bytes=1 << 20, choked_s=choked_s, ping_s=600.0)
-        link = NodeLink(url, session, listener, pause_max_s=0.1, rng=rng, bounds=bounds)
+        tunables = Tunables(max_unsent_bytes=1 << 20, choked_s=choked_s, ping_s=600.0)
+        link = NodeLink(url, session, listener, pause_max_s=0.1, rng=rng, tunables=tunables)
         link.start_dialling()
         try:
             await until(lambda: link.up)

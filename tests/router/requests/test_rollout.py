@@ -59,7 +59,7 @@ async def test_two_kinds_share_new_requests_in_proportion_to_their_decode_nodes(
     decode: FakeNode, other: FakeNode, new: FakeNode
 ) -> None:
     async with pools.running(decode, other, new) as client:
-        sampled = [client.router.fleet.serving(None).kind.fingerprint for _ in range(600)]
+        sampled = [client.router.fleet.offers.choose(None).kind.fingerprint for _ in range(600)]
         assert 140 < sampled.count(NEW) < 260  # 5 standard deviations around a third
         bodies = await complete(client, 40)
         counts = runs(decode, other, new)
