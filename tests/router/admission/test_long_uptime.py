@@ -149,7 +149,8 @@ def simulate_day(view: PoolView, listener: KVEventListener, clock: Clock, day: i
             hashes = [BlockHash(f"{day:06}{number:02}{chunk:08}".encode()) for chunk in range(200)]
             listener.apply_events(name, CacheEvents(epoch, tuple(hashes), reset=True, seq=0))
             listener.apply_events(name, CacheEvents(epoch, (), tuple(hashes[:50]), seq=1))
-            listener.apply_events(name, CacheEvents(epoch, tuple(hashes[:9]), seq=5))  # frames are missing
+            # Frames 2 to 4 are missing.
+            listener.apply_events(name, CacheEvents(epoch, tuple(hashes[:9]), seq=5))
             listener.next_listings()
         for request in range(20):
             id = RequestId(f"{name}-{request}")
