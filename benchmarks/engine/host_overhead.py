@@ -99,7 +99,7 @@ CASES = (
 )
 # The parts of the prefix cache's books; none of them calls another.
 BOOKS = (
-    (Choice, "named"),
+    (Choice, "hash_spans"),
     (BlockPool, "register"),
     (BlockPool, "cached"),
     (BlockPool, "_forget"),

@@ -19,7 +19,7 @@ from typing import Annotated, Any, ClassVar, Literal, Self
 
 from baton_engine.errors import SettingsError
 from baton_protocol.errors import exact
-from baton_protocol.options import ByteSize, option
+from baton_protocol.options import ByteSize, option, option_of
 
 # The type of options that name a device.
 Device = Annotated[str, "device"]
@@ -198,10 +198,10 @@ def check_bounds(settings: object, declared_by: type, prefix: str = "--") -> Non
     """Raise SettingsError for a number in `settings` outside the bounds that the option record
     `declared_by` gives for a field of that name. `prefix` is the beginning of the flag names."""
     for option_field in fields(declared_by):
-        value = getattr(settings, option_field.name, None)
-        if value is None:
+        value, declared = getattr(settings, option_field.name, None), option_of(option_field)
+        if value is None or declared is None:
             continue
-        least, most = option_field.metadata["least"], option_field.metadata["most"]
+        least, most = declared.least, declared.most
         flag = prefix + option_field.name.replace("_", "-")
         # "not >=" rather than "<", so that NaN is out of bounds.
         if least is not None and not value >= least:

@@ -76,7 +76,8 @@ class Ops(Protocol):
 class TorchOps:
     """On a CPU, bits for a token do not depend on the number of tokens."""
 
-    draw = staticmethod(draw)
+    def draw(self, logits_SV: torch.Tensor, draws: Draws) -> torch.Tensor:
+        return draw(logits_SV, draws)
 
     def add_norm(
         self,

@@ -49,7 +49,6 @@ ROUTER_FLAGS = (
     "api-keys",
     "sharing",
     "wake-wait",
-    "workers",
     "placement",
 )
 NodeFlag = Annotated[str, flag_meta(NODE_FLAGS)]

@@ -103,14 +103,6 @@ class RouterSpec(Record, frozen=True, kw_only=True):
     rules: ClassVar[tuple[CelRule, ...]] = (both("ingress", "httpRoute"),)
 
     replicas: Annotated[int, Meta(ge=1, le=MOST_ROUTERS, description="Number of router pods.")] = 1
-    workers: Annotated[
-        int,
-        Meta(
-            ge=1,
-            le=64,
-            description="Processes per router pod; about one per CPU that the pod has.",
-        ),
-    ] = 1
     placement: Annotated[
         Ranking,
         Meta(
@@ -124,7 +116,7 @@ class RouterSpec(Record, frozen=True, kw_only=True):
         Resources,
         Meta(
             description="Resources of the container `router`. Default: requests of half a CPU"
-            " and 512Mi of memory per worker, and ephemeral storage of 64Mi with a limit of 1Gi."
+            " and 512Mi of memory, and ephemeral storage of 64Mi with a limit of 1Gi."
         ),
     ] = Resources()
     pod_template: Annotated[PodTemplate, Meta(description="See prefill.podTemplate.")] = field(
