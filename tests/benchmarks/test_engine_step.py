@@ -73,7 +73,7 @@ def test_the_time_of_a_part_excludes_the_parts_that_it_calls_even_if_they_raise(
 
 
 @pytest.mark.usefixtures("one_thread")
-@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+@pytest.mark.parametrize("dtype", ["float32", pytest.param("bfloat16", marks=pytest.mark.long)])
 def test_the_parts_of_a_step_add_up_to_its_whole_time(
     dtype: DType, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

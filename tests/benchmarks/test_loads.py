@@ -22,7 +22,14 @@ def rate(requests: tuple[SimRequest, ...], from_s: float, to_s: float) -> float:
     return sum(from_s <= request.at_s < to_s for request in requests) / (to_s - from_s)
 
 
-@pytest.mark.parametrize("load", LOADS.values(), ids=LOADS)
+# The day takes seconds to draw; the test below draws one.
+@pytest.mark.parametrize(
+    "load",
+    [
+        pytest.param(load, id=name, marks=[pytest.mark.long] if name == "day" else [])
+        for name, load in LOADS.items()
+    ],
+)
 def test_a_load_depends_only_on_its_seed(load: Load) -> None:
     first = load.requests(1)
     assert first == load.requests(1)

@@ -153,9 +153,21 @@ ROWS: dict[str, Callable[[int], torch.Tensor]] = {
 }
 
 
-@pytest.mark.parametrize("row", ROWS)
+# Rows whose limits several tiles must find together.
+ACROSS_TILES = ("a few likely tokens", "many ties")
+
+
 @pytest.mark.parametrize(
-    "vocab", [1000, 2 * TILE + 907, *(pytest.param(n, marks=LARGE) for n in (32_003, 151_936))]
+    ("vocab", "row"),
+    [
+        pytest.param(
+            vocab,
+            row,
+            marks=LARGE if vocab > 3 * TILE or (vocab > TILE and row not in ACROSS_TILES) else [],
+        )
+        for vocab in (1000, 2 * TILE + 907, 32_003, 151_936)
+        for row in ROWS
+    ],
 )
 def test_rows_of_one_batch_are_filtered_by_their_own_parameters(vocab: int, row: str) -> None:
     logits = ROWS[row](vocab).expand(len(SEVERAL), vocab).contiguous()

@@ -22,10 +22,12 @@ Report = Callable[[str, object], None]
 @pytest.mark.parametrize(
     "name",
     [
-        "qwen3-window",
         "phi3-partial-window",
         "gemma2",
-        *(pytest.param(name, marks=pytest.mark.long) for name in ("llama-gqa4", "mistral-window")),
+        *(
+            pytest.param(name, marks=pytest.mark.long)
+            for name in ("llama-gqa4", "mistral-window", "qwen3-window")
+        ),
     ],
 )
 def test_ids_equal_those_of_transformers_with_chunked_prefill_and_from_the_cache(
