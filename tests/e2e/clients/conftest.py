@@ -43,10 +43,11 @@ def sim() -> Iterator[Pool]:
 
 @pytest.fixture(scope="module")
 def demo(demo_model: Path) -> Iterator[Pool]:
-    """A pool with the demo model, which can answer simple questions."""
-    flags = ["--model", str(demo_model), "--prefill", "1", "--decode", "1", "--threads", "1"]
+    """A node with the demo model, which can answer simple questions. The simulated pool shows that
+    clients do not notice a hand-off."""
+    flags = ["--model", str(demo_model), "--prefill", "0", "--decode", "1", "--threads", "1"]
     flags += ["--kv-memory", "64MiB"]  # the default takes a second for each engine
-    with Pool([*flags, "--served-model-name", "demo", "--handoff", "always"]) as pool:
+    with Pool([*flags, "--served-model-name", "demo"]) as pool:
         yield pool
 
 
