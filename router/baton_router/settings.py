@@ -12,14 +12,14 @@ Names end in the unit.
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from typing import ClassVar
 
 import msgspec
 
 from baton_protocol.errors import InvalidRequest
 from baton_protocol.hosts import ANY, is_host
-from baton_protocol.options import MAX_PORT, ByteSize, option
+from baton_protocol.options import MAX_PORT, ByteSize, option, option_of
 from baton_protocol.policies import Handoff, MissingRole, Ranking, Sharing
 
 USUAL_PORTS = {"http": 80, "https": 443}
@@ -257,7 +257,7 @@ class RouterSettings(RequestSettings, AdmissionSettings, TenantSettings):
     tunables: Tunables = Tunables()
 
     def check(self) -> None:
-        """Raise InvalidRequest, which names the setting, for what no option's bounds say."""
+        """Raise InvalidRequest with the setting, its value and the allowed values."""
         if not self.index_url and not self.nodes:
             raise InvalidRequest(
                 "the router knows no nodes: give an index URL or a list of nodes", param="nodes"
@@ -267,6 +267,7 @@ class RouterSettings(RequestSettings, AdmissionSettings, TenantSettings):
                 raise InvalidRequest(
                     f"node address {address!r} is not a URL; use http://host:port", param="nodes"
                 )
+        self._check_numbers()
         if not (self.admin_key.isascii() and self.admin_key.isprintable()):
             raise InvalidRequest(
                 "admin_key contains characters that no HTTP header can carry; use "
@@ -275,6 +276,22 @@ class RouterSettings(RequestSettings, AdmissionSettings, TenantSettings):
             )
         self._check_pages()
         self._check_sharing()
+
+    def _check_numbers(self) -> None:
+        """Check the sign of each number. Flags have the options' own bounds; these here also hold
+        for settings with times that are too short for users."""
+        for setting in fields(self):
+            declared, value = option_of(setting), getattr(self, setting.name)
+            if declared is None or declared.least is None:
+                continue
+            wrong = f"{setting.name} is {value}; "
+            if declared.most is not None and not declared.least <= value <= declared.most:
+                allowed = f"use {declared.least} to {declared.most}"
+                raise InvalidRequest(wrong + allowed, param=setting.name)
+            if declared.least > 0 and not value > 0:
+                raise InvalidRequest(wrong + "it must be above 0", param=setting.name)
+            if not value >= 0:
+                raise InvalidRequest(wrong + "it must be 0 or more", param=setting.name)
 
     def _check_pages(self) -> None:
         for host in self.allowed_hosts:
