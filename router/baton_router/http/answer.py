@@ -19,6 +19,7 @@ from baton_protocol.errors import DeadlineExceeded, ErrorRecord, SlowClient
 from baton_protocol.link import Delta
 from baton_router.http.answer_encoder import AnswerEncoder
 from baton_router.http.event_stream import WAITING, EventStream
+from baton_router.http.media_types import JSON_TYPE
 from baton_router.http.prompt_starter import PromptStarter
 from baton_router.http.stopwatch import Stopwatch
 from baton_router.requests.context import RequestContext
@@ -28,7 +29,6 @@ from baton_router.settings import RouterSettings
 # Limit beyond what kernel and transport buffer (some MB). An unread token takes about 0.3 kB.
 UNREAD_TOKENS = 4096
 UNREAD_PER_CHOICE = 64  # all choices of a call produce tokens at once
-JSON_TYPE = "application/json"
 
 
 class Answer:

@@ -27,6 +27,7 @@ from baton_router.http.cors import Cors, is_preflight
 from baton_router.http.drain import DrainRoutes
 from baton_router.http.generation import GenerationRoutes
 from baton_router.http.headers import EXACT_HEADER, ID_HEADER, OWN_ID_HEADER, PLACEMENT_HEADER
+from baton_router.http.media_types import JSON_TYPE
 from baton_router.http.observers import CONTEXT
 from baton_router.http.openapi import document
 from baton_router.http.plain_path import COMMANDS
@@ -84,7 +85,7 @@ def _document() -> bytes:
 
 
 async def _openapi(request: web.Request) -> web.Response:
-    return web.Response(body=_document(), content_type="application/json")
+    return web.Response(body=_document(), content_type=JSON_TYPE)
 
 
 def _header_signal(
@@ -193,7 +194,7 @@ def _error_response(request: web.Request, error: ErrorRecord) -> web.Response:
     response = web.Response(
         body=msgspec.json.encode(ErrorAnswer.of(error)),
         status=error.status,
-        content_type="application/json",
+        content_type=JSON_TYPE,
     )
     if error.retryable:
         wait = error.retry_after if error.retry_after is not None else RETRY_AFTER_S

@@ -16,10 +16,10 @@ from aiohttp import web
 from baton_protocol.errors import Forbidden, InvalidRequest
 from baton_protocol.hosts import Hosts
 from baton_router.http.cors import Cors, is_preflight
+from baton_router.http.media_types import JSON_TYPE
 from baton_router.settings import USUAL_PORTS, RouterSettings
 
 READING = frozenset({"GET", "HEAD", "OPTIONS"})
-JSON_TYPE = "application/json"
 SHOWN = 100  # characters of a header in an error
 
 

@@ -21,6 +21,7 @@ from aiohttp.http_exceptions import HttpProcessingError, LineTooLong
 
 from baton_protocol.errors import ErrorRecord, InternalError
 from baton_router.http.headers import ID_HEADER, OWN_ID_HEADER, PLACEMENT_HEADER
+from baton_router.http.media_types import JSON_TYPE
 from baton_router.http.plain_path import with_plain_path
 from baton_router.openai.answers import ErrorAnswer
 from baton_router.requests.context import refusal_line
@@ -123,7 +124,7 @@ class _Server(web.Server):
         return web.Response(
             body=msgspec.json.encode(ErrorAnswer.of(error)),
             status=error.status,
-            content_type="application/json",
+            content_type=JSON_TYPE,
             headers={
                 ID_HEADER: request_id,
                 OWN_ID_HEADER: request_id,

@@ -21,6 +21,7 @@ from baton_protocol.errors import InvalidRequest, NotFound, Unavailable
 from baton_protocol.ids import NodeId
 from baton_protocol.link import DRAIN_SINCE, DrainNode, ResumeNode
 from baton_router.http.body_limits import BodyLimits
+from baton_router.http.media_types import JSON_TYPE
 from baton_router.nodes.fleet import Fleet
 from baton_router.nodes.node_view import NodeView, state_of
 from baton_router.openai.answers import Closed
@@ -154,7 +155,7 @@ class DrainRoutes:
             await asyncio.sleep(POLL_S)
             view = self._view(node)
         answer = NodeDrain(node=node, state=wanted, requests=view.report.load.requests)
-        return web.Response(body=msgspec.json.encode(answer), content_type="application/json")
+        return web.Response(body=msgspec.json.encode(answer), content_type=JSON_TYPE)
 
     def _view(self, node: NodeId) -> NodeView:
         view = self._fleet.view.nodes.get(node)

@@ -10,10 +10,11 @@ from __future__ import annotations
 from aiohttp import web
 
 from baton_protocol.errors import ErrorRecord
+from baton_router.http.media_types import EVENTS_TYPE
 from baton_router.openai.answers import ErrorAnswer, event
 
 STREAM_HEADERS = {
-    "Content-Type": "text/event-stream; charset=utf-8",
+    "Content-Type": f"{EVENTS_TYPE}; charset=utf-8",
     "Cache-Control": "no-cache",
     "X-Accel-Buffering": "no",  # tell proxies not to buffer tokens
 }

@@ -30,6 +30,7 @@ from baton_protocol.errors import (
 )
 from baton_protocol.store import Exact
 from baton_router.http.drain import DrainFields, NodeDrain
+from baton_router.http.media_types import EVENTS_TYPE, JSON_TYPE, TEXT_TYPE
 from baton_router.http.pool_records import Pool
 from baton_router.http.readiness import Health, Readiness
 from baton_router.observability.explanation import Explanation
@@ -49,7 +50,6 @@ from baton_router.openai.fields.table import FieldTable, schema_of
 Json = dict[str, Any]
 OPENAPI = "3.1.0"
 REF = "#/components/schemas/{name}"
-JSON_TYPE, EVENTS_TYPE, TEXT_TYPE = "application/json", "text/event-stream", "text/plain"
 
 # The tables of the bodies, by the names of their schemas.
 BODIES: Mapping[str, type[FieldTable]] = {

@@ -14,8 +14,8 @@ from dataclasses import dataclass, field
 import msgspec
 from aiohttp import web
 
-from baton_router.http.answer import JSON_TYPE
 from baton_router.http.generation import GenerationRoutes
+from baton_router.http.media_types import JSON_TYPE, TEXT_TYPE
 from baton_router.http.observers import CONTEXT, Observers
 from baton_router.http.pool_status import RouterStatus, pool_status
 from baton_router.http.readiness import Health, Readiness, all_nodes_readiness, not_ready, wants_all
@@ -25,7 +25,7 @@ from baton_router.observability.explanation import encode_explanation
 from baton_router.openai.answers import Model, ModelList
 from baton_router.settings import RouterSettings
 
-METRICS_TYPE = "text/plain; version=0.0.4; charset=utf-8"
+METRICS_TYPE = f"{TEXT_TYPE}; version=0.0.4; charset=utf-8"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

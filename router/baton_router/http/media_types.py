@@ -1,0 +1,7 @@
+"""Media types of the bodies that the router reads and writes."""
+
+from __future__ import annotations
+
+JSON_TYPE = "application/json"
+EVENTS_TYPE = "text/event-stream"
+TEXT_TYPE = "text/plain"
