@@ -25,9 +25,7 @@ from baton_cli.local_pool.stop_requests import StopRequests
 from baton_cli.local_pool.store import open_store
 from baton_cli.local_pool.supervisor import Supervisor
 from baton_cli.models.local_folder import find_model, read_config
-from baton_cli.options.records import (
-    UpOptions,
-)
+from baton_cli.options.records import UpOptions
 from baton_protocol.parent_death import die_with
 
 

@@ -27,7 +27,7 @@ from baton_cli.local_pool.machine import cores, share_cores
 from baton_cli.local_pool.router_client import RouterAddress
 from baton_cli.local_pool.store import StoreUrls
 from baton_cli.local_pool.supervisor import PoolPlan
-from baton_cli.options.devices import CUDA, on_cuda
+from baton_cli.options.devices import CUDA
 from baton_cli.options.environment import for_children
 from baton_cli.options.flag import to_argv, to_variables
 from baton_cli.options.records import (
@@ -37,6 +37,7 @@ from baton_cli.options.records import (
     TraceOptions,
     UpOptions,
 )
+from baton_engine.config.engine_config import on_cuda
 from baton_engine.memory.host_memory import free_memory
 from baton_node.settings import ExchangeSettings, ModelSettings
 from baton_protocol.options import values_of

@@ -11,8 +11,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from baton_cli.errors import CommandError
-from baton_cli.options.devices import on_cuda
 from baton_cli.options.sizes import about_size
+from baton_engine.config.engine_config import on_cuda
 from baton_node.settings import ModelSettings
 
 if TYPE_CHECKING:

@@ -11,8 +11,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from baton_cli.options.devices import on_cuda
-from baton_engine.config.engine_config import DType
+from baton_engine.config.engine_config import DType, on_cuda
 
 CPUINFO = Path("/proc/cpuinfo")
 CPU_QUOTA = Path("/sys/fs/cgroup/cpu.max")

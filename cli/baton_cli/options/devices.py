@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from baton_engine.config.engine_config import DEVICE_CHOICES, is_device
 
-CPU, CUDA = "cpu", "cuda"
+CUDA = "cuda"
 DEVICE_METAVAR = "|".join(DEVICE_CHOICES)
 
 
@@ -14,10 +14,6 @@ def parse_device(text: str) -> str:
     if not is_device(text):
         raise ValueError(f"{text!r} is not a device; write cpu, cuda or cuda:N")
     return text
-
-
-def on_cuda(device: str) -> bool:
-    return device != CPU
 
 
 def cuda_index(device: str) -> int | None:

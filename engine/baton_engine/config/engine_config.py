@@ -188,6 +188,11 @@ class TorchSettings(EngineConfig):
         return cls(model=model, **config.engine_options(), **more)
 
 
+def on_cuda(device: str) -> bool:
+    """Whether a valid device name is a GPU's."""
+    return device != "cpu"
+
+
 def is_device(name: str) -> bool:
     """Whether `name` is cpu, cuda (the first GPU) or cuda:N. Does not check that the device
     exists."""

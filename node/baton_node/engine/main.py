@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
+from baton_engine.config.engine_config import on_cuda
 from baton_engine.core.engine_core import EngineCore
 from baton_kvstore.errors import StoreError
 from baton_node.artifacts import load_artifacts, load_tokenizer
@@ -44,7 +45,6 @@ if TYPE_CHECKING:
     from baton_text.grammars.grammars import Grammars
 
 logger = logging.getLogger(__name__)
-CPU = "cpu"
 BuildLoop = Callable[[LoopContext, GrammarCompiler], EngineLoop]
 
 
@@ -84,7 +84,8 @@ def _serve(server: EngineSocket, start: Start, build_loop: BuildLoop) -> int:
         speeds = _measure_speeds(settings, engine, connector)
         load = Load(epoch, "ready", speeds, engine.load(), connector.store_health())
         server.send(EngineReady(engine.info, load, engine.cached_chunks()))
-        context = LoopContext(engine, connector, server, _loop_options(settings, epoch, speeds))
+        options = LoopOptions(epoch=epoch, fetch=settings.fetch, speeds=speeds)
+        context = LoopContext(engine, connector, server, options)
         compiler = GrammarCompiler(
             lambda: _load_grammars(settings, engine.info.vocab_size), context.counters
         )
@@ -98,10 +99,9 @@ def _serve(server: EngineSocket, start: Start, build_loop: BuildLoop) -> int:
 
 
 def _load_grammars(settings: NodeSettings, vocab_size: int) -> Grammars:
-    """The grammar compiler for the model's tokenizer."""
-    from baton_text.grammars.grammars import (
-        Grammars,  # the import takes 30 ms, and most nodes need none
-    )
+    """The grammar compiler for the model's tokenizer. Its import takes 30 ms, and most nodes need
+    none."""
+    from baton_text.grammars.grammars import Grammars
 
     return Grammars(load_tokenizer(load_artifacts(settings)), vocab_size)
 
@@ -130,7 +130,7 @@ def _measure_speeds(
     settings: NodeSettings, engine: EngineCore, connector: StoreConnector | NoStore
 ) -> Speeds:
     info = engine.info
-    gpu = info.kind == "torch" and settings.device != CPU
+    gpu = info.kind == "torch" and on_cuda(settings.device)
     speeds = measure_compute(info, engine.runner, gpu=gpu)
     if isinstance(connector, NoStore):
         return speeds
@@ -139,12 +139,4 @@ def _measure_speeds(
     )
     return msgspec.structs.replace(
         speeds, put_bytes_per_s=put, get_bytes_per_s=get, get_latency_ms=latency_ms
-    )
-
-
-def _loop_options(settings: NodeSettings, epoch: Epoch, speeds: Speeds) -> LoopOptions:
-    return LoopOptions(
-        epoch=epoch,
-        fetch=settings.fetch,
-        speeds=speeds,
     )

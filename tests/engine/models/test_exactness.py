@@ -17,7 +17,7 @@ from tests.support.engines.exactness import Tally, compare, compare_all, referen
 from tests.support.engines.tiny_models import MORE_MODELS, TINY_MODELS, prompt_of
 from tests.support.engines.torch_engines import ask, decode_alone, generate_ids, small_engine
 
-NEW_TOKENS = 40  # past the ends of two blocks and of a chunk
+NEW_TOKENS = 40  # after a wrong block
 BLOCK = 16
 CHUNK = 32
 LENGTHS = (1, BLOCK - 1, BLOCK, BLOCK + 1, CHUNK - 1, CHUNK, CHUNK + 1, 600)

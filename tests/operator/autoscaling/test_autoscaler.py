@@ -17,7 +17,7 @@ from baton_operator.autoscaling.autoscaler import Autoscaler, current_replicas
 from baton_operator.builders.nodes import revision_of
 from baton_operator.metrics import Metrics
 from baton_operator.state.cache import Cache, PoolKey
-from baton_operator.state.index_reader import IndexAnswer as Answer
+from baton_operator.state.index_reader import IndexAnswer
 from baton_operator.state.index_timing import LOOK_S
 from baton_operator.state.observed import Observed, Planned
 from baton_operator.status.derive import derive_status
@@ -66,7 +66,7 @@ class Operator:
         counted = msgspec.structs.replace(spec, prefill=prefill, decode=decode)
         return msgspec.structs.replace(self.pool, spec=counted)
 
-    def answer(self, held: int = 0, idle_s: float = 0.0, fetched: float = 0.0) -> Answer:
+    def answer(self, held: int = 0, idle_s: float = 0.0, fetched: float = 0.0) -> IndexAnswer:
         """Return the index's answer; each node has read `fetched` bytes per second from the
         store."""
         total = int(self.uncached)
@@ -89,9 +89,9 @@ class Operator:
             for role, count in counts.items()
             for number in range(count)
         )
-        return Answer(nodes=nodes, fetches=(), routers=(router,))
+        return IndexAnswer(nodes=nodes, fetches=(), routers=(router,))
 
-    def look(self, answer: Answer | None, **changes: Any) -> tuple[Pool, Planned | None]:
+    def look(self, answer: IndexAnswer | None, **changes: Any) -> tuple[Pool, Planned | None]:
         """Run one look, and derive the status from its result."""
         self.cache.see_pool(
             sample("sim")
