@@ -31,7 +31,7 @@ class CircuitBreaker:
         self._retry_at = 0.0
         self._probing = False
         self._trial = False
-        self._succeeded_at = float("-inf")
+        self._succeeded_at = self._failed_at = float("-inf")
 
     @property
     def reason(self) -> str:
@@ -52,13 +52,18 @@ class CircuitBreaker:
             pause = min(self._limit_s, self._first_s * 2.0 ** min(self._failures, 16))
             self._failures += 1
             self._reason = reason
-            self._retry_at = self._clock() + pause
+            self._failed_at = self._clock()
+            self._retry_at = self._failed_at + pause
             self._probing = self._trial = False
             return True
 
-    def succeed(self, trial: bool = False) -> None:
-        """Close the circuit; with `trial` keep the backoff until prove()."""
+    def succeed(self, began: float, trial: bool = False) -> None:
+        """Close the circuit after an attempt that started at `began`; with `trial` keep the backoff
+        until prove(). No effect if another thread has failed since then: an answer from before the
+        server went down may come late."""
         with self._lock:
+            if began < self._failed_at:
+                return
             self._reason = ""
             self._failures = self._failures if trial else 0
             self._probing, self._trial = False, trial

@@ -98,9 +98,9 @@ class ServerCheck:
         if not self._closed and self._server.fail(reason, began):
             self._warn()
 
-    def note_reached(self) -> None:
-        """A connection to the server was opened."""
-        self._server.succeed()
+    def note_reached(self, began: float) -> None:
+        """A connection to the server, which an attempt from `began` on made, was opened."""
+        self._server.succeed(began)
         self._warn()
 
     def note_refused_put(self, reason: str, began: float) -> None:
@@ -108,9 +108,9 @@ class ServerCheck:
         if not self._closed and self._room.fail(reason, began):
             self._warn()
 
-    def note_room(self) -> None:
-        """A probe for room succeeded."""
-        self._room.succeed(trial=True)
+    def note_room(self, began: float) -> None:
+        """A probe for room that started at `began` succeeded."""
+        self._room.succeed(began, trial=True)
         self._warn()
 
     def note_put(self) -> None:
@@ -142,12 +142,13 @@ class ServerCheck:
 
     def open_link(self, link: RespConnection, deadline: float) -> None:
         """Connect, and handle the settings of a newly started server. Raise StoreUnavailable."""
+        began = time.monotonic()
         self.run_id = link.open(deadline).run_id
         mode = self._shared.settings
         if mode is not None and link is self._links[0] and self.run_id != self._configured_run_id:
             tend(link, deadline, "data", mode, self._shared.value_bytes)
             self._configured_run_id = self.run_id
-        self.note_reached()
+        self.note_reached(began)
 
     def reopen_link(self, link: RespConnection) -> None:
         """Connect; report a failure instead of raising."""
@@ -209,7 +210,7 @@ class ServerCheck:
             self.note_refused_put(str(error), began)
             self.note_lost(str(error), began)
         else:
-            self.note_room()
+            self.note_room(began)
         finally:
             self._shared.staging.return_buffer(buffer)
 

@@ -25,7 +25,7 @@ def test_after_a_failure_one_thread_probes_when_the_pause_is_over() -> None:
     assert circuit.claim_probe()
     assert not circuit.claim_probe()
     assert circuit.wait_s() is None
-    circuit.succeed()
+    circuit.succeed(clock.now)
     assert circuit.reason == ""
 
 
@@ -40,7 +40,7 @@ def test_the_pause_doubles_up_to_its_limit_and_is_reset_by_success() -> None:
         pauses.append(pause)
         clock.advance(pause)
     assert pauses == [0.5, 1.0, 2.0, 2.0, 2.0]
-    circuit.succeed()
+    circuit.succeed(clock.now)
     circuit.fail("again", clock.now)
     assert circuit.wait_s() == 0.5
 
@@ -49,11 +49,21 @@ def test_a_failure_that_began_before_a_success_is_ignored() -> None:
     clock = Clock()
     circuit = CircuitBreaker(0.5, 2.0, clock)
     clock.advance(1.0)
-    circuit.succeed()
+    circuit.succeed(clock.now)
     assert not circuit.fail("late", clock.now - 0.5)
     assert circuit.reason == ""
     assert circuit.fail("now", clock.now)
     assert circuit.reason == "now"
+
+
+def test_a_success_that_began_before_a_failure_is_ignored() -> None:
+    clock = Clock()
+    circuit = CircuitBreaker(0.5, 2.0, clock)
+    began = clock.now
+    clock.advance(1.0)
+    circuit.fail("gone", clock.now)
+    circuit.succeed(began)
+    assert circuit.reason == "gone"
 
 
 def test_a_circuit_on_trial_keeps_doubling_its_pause_until_an_operation_succeeds() -> None:
@@ -65,7 +75,7 @@ def test_a_circuit_on_trial_keeps_doubling_its_pause_until_an_operation_succeeds
         assert not circuit.on_trial
         pauses.append(circuit.wait_s())
         clock.advance(10.0)
-        circuit.succeed(trial=True)
+        circuit.succeed(clock.now, trial=True)
         assert (circuit.reason, circuit.on_trial) == ("", True)
         if turn == 3:
             assert circuit.prove()
@@ -75,8 +85,9 @@ def test_a_circuit_on_trial_keeps_doubling_its_pause_until_an_operation_succeeds
 
 
 def test_a_success_without_a_trial_ends_no_trial() -> None:
-    circuit = CircuitBreaker(0.5, 4.0, Clock())
+    clock = Clock()
+    circuit = CircuitBreaker(0.5, 4.0, clock)
     assert not circuit.prove()
-    circuit.fail("gone", 100.0)
-    circuit.succeed()
+    circuit.fail("gone", clock.now)
+    circuit.succeed(clock.now)
     assert not circuit.prove()

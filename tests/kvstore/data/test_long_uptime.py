@@ -32,7 +32,7 @@ def test_a_server_that_was_down_for_a_year_is_probed_at_the_longest_pause_and_us
         probes += 1
     assert probes > WEEK_S / 5.1
     clock.advance(YEAR_S)
-    circuit.succeed()
+    circuit.succeed(clock.now)
     assert circuit.reason == ""
     circuit.fail("away again", clock.now)
     assert circuit.wait_s() == pytest.approx(0.1, abs=1e-6)

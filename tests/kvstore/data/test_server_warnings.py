@@ -34,11 +34,11 @@ def check() -> ServerCheck:
 def test_one_warning_when_a_server_is_lost_and_one_when_it_returns(
     check: ServerCheck, caplog: pytest.LogCaptureFixture
 ) -> None:
-    check.note_reached()
+    check.note_reached(time.monotonic())
     for _ in range(3):
         lost(check)
     assert (check.trouble, check.put_trouble) == ("gone", "gone")
-    check.note_reached()
+    check.note_reached(time.monotonic())
     assert check.put_trouble == ""
     assert caplog.messages == [LOST, BACK]
 
@@ -49,7 +49,7 @@ def test_repeated_refusals_cause_one_warning_until_a_put_succeeds(
     for _ in range(5):
         refused(check)
         assert (check.trouble, check.put_trouble) == ("", "full")
-        check.note_room()
+        check.note_room(time.monotonic())
         assert check.put_trouble == ""
     assert caplog.messages == [FULL]
     check.note_put()
@@ -61,9 +61,9 @@ def test_a_server_lost_while_its_room_is_on_trial_causes_a_warning(
     check: ServerCheck, caplog: pytest.LogCaptureFixture
 ) -> None:
     refused(check)
-    check.note_room()
+    check.note_room(time.monotonic())
     lost(check)
-    check.note_reached()
+    check.note_reached(time.monotonic())
     check.note_put()
     assert caplog.messages == [FULL, LOST, BACK]
 
@@ -82,9 +82,9 @@ def test_each_change_calls_changed() -> None:
     calls: list[int] = []
     check = ServerCheck(0, [], shared_by_instances(), lambda: calls.append(1))
     lost(check)
-    check.note_reached()
+    check.note_reached(time.monotonic())
     refused(check)
-    check.note_room()
+    check.note_room(time.monotonic())
     check.note_put()
     assert len(calls) == 5
     check.note_put()  # no change
