@@ -75,7 +75,7 @@ test-quick: $(INSTALLED) ## tests without processes and sockets, in 7 minutes
 	$(PYTEST) -m "not long and not integration" --ignore tests/cluster $(ARGS)
 
 .PHONY: test
-test: $(INSTALLED) ## what a change must pass, in 17 minutes on 2 cores: all but Kubernetes and the long ones
+test: $(INSTALLED) ## what a change must pass, in 10 minutes on 2 cores: all but Kubernetes and the long ones
 	$(PYTEST) -m "not long" --ignore tests/cluster $(ARGS)
 
 .PHONY: cluster-tools
@@ -93,7 +93,7 @@ test-cluster: $(INSTALLED) cluster-tools lint-tools ## on a Kubernetes, in 20 mi
 		$(PYTEST) -m "not long" $(or $(filter tests/%,$(ARGS)),tests/cluster) $(filter-out tests/%,$(ARGS))
 
 .PHONY: test-all
-test-all: test test-cluster ## both, in 40 minutes
+test-all: test test-cluster ## both, in 35 minutes
 
 .PHONY: test-long
 test-long: $(INSTALLED) cluster-tools lint-tools ## full matrices, soaks and chaos, in hours

@@ -13,6 +13,7 @@ import pytest
 from xdist.scheduler import LoadScopeScheduling
 
 from baton_cli.models.demo_model import fetch_demo
+from tests.support import fork_server
 from tests.support.engines.tiny_models import make_tiny_model
 from tests.support.needs import NEEDS, needs
 from tests.support.pairwise import mark_the_rest_long
@@ -59,6 +60,7 @@ def demo_model() -> Path:
 
 def pytest_configure(config: pytest.Config) -> None:
     config.pluginmanager.register(UnitGuard())
+    fork_server.install()
 
 
 @pytest.hookimpl(tryfirst=True)  # before -m looks

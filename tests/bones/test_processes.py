@@ -8,6 +8,7 @@ from pathlib import Path
 import psutil
 import pytest
 
+from tests.support.fork_server import EXECUTE
 from tests.support.pools.baton_up import Pool
 
 
@@ -21,7 +22,8 @@ def with_torch(pool: Pool) -> list[psutil.Process]:
 
 
 @pytest.mark.integration
-def test_no_process_of_a_simulated_pool_loads_torch() -> None:
+def test_no_process_of_a_simulated_pool_loads_torch(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(EXECUTE, "1")
     with Pool(["--engine", "sim", "--prefill", "1", "--decode", "1"]) as pool:
         # up, router, 2 node servers, 2 engines, and the store's processes
         assert len(pool.processes()) >= 6
@@ -29,7 +31,10 @@ def test_no_process_of_a_simulated_pool_loads_torch() -> None:
 
 
 @pytest.mark.long
-def test_only_the_engine_processes_of_a_pool_load_torch(tiny_model: Callable[[str], Path]) -> None:
+def test_only_the_engine_processes_of_a_pool_load_torch(
+    tiny_model: Callable[[str], Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv(EXECUTE, "1")
     flags = ["--model", str(tiny_model("llama-gqa1")), "--kv-blocks", "64", "--threads", "1"]
     with Pool([*flags, "--prefill", "1", "--decode", "1"]) as pool:
         servers = {node["pid"] for node in pool.pool()["nodes"]}

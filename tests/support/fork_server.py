@@ -1,0 +1,386 @@
+"""Start Baton's commands in tests without importing their modules again.
+
+A router's imports take a second of CPU time, those of a node and its engine one to three, and the
+tests start some hundred of each. So each pytest worker has a fork server: a process that has
+imported all of Baton, and forks where `Popen` would execute `python -m baton_cli ...`. A command
+that starts others (`baton up` its nodes, a node its engine) forks them itself.
+
+The forked process has the arguments, environment, standard streams, session and parent that an
+executed one would have. `Popen` still executes what is not in MODULES, and what gets a variable
+that an interpreter or a library may read at its start (see EARLY). With a Python whose `Popen` is
+another one, it executes all.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import atexit
+import contextlib
+import ctypes
+import fcntl
+import gc
+import importlib
+import inspect
+import logging
+import os
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+import traceback
+import types
+import warnings
+import weakref
+from collections.abc import Callable, Mapping, Sequence
+from importlib.machinery import SourceFileLoader
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any, NamedTuple, NoReturn
+
+import msgspec
+
+ROOT = Path(__file__).resolve().parents[2]
+MODULES = ("baton_cli", "baton_cli.engine_process", "tests.support.nodes.serve_node")
+# What a fork server imports: all that commands import when they start. Not MODULES, which run.
+IMPORTED = (
+    "baton_cli.main",
+    "baton_cli.commands.generate",
+    "baton_cli.commands.roles",
+    "baton_cli.commands.up",
+    "baton_decode_node.fetcher",
+    "baton_decode_node.serve",
+    "baton_decode_node.write_behind",
+    "baton_engine.build",
+    "baton_engine.sim.build",
+    "baton_node.engine.loop",
+    "baton_node.engine.main",
+    "baton_prefill_node.publisher",
+    "baton_prefill_node.serve",
+    "baton_router.server.router",
+)
+# A variable that makes `Popen` execute what it would fork, whatever its value.
+EXECUTE = "EXECUTE"
+# How the variables begin that an interpreter or a library reads when it is loaded.
+EARLY = (
+    *("CUDA_", "FAKETIME", "GLIBC_", "GOMP_", "HF_", "HOME", "HUGGINGFACE_", "KMP_", "LANG", "LC_"),
+    *("LD_", "MALLOC_", "MKL_", "NUMBA_", "OMP_", "PYTHON", "TRITON_", "TZ", "XDG_"),
+)
+# Room for a command line and an environment. A forked process writes its own over those that the
+# fork server was started with, so that `ps` and tests find it by them.
+COMMAND_BYTES, ENVIRONMENT_BYTES = 8 << 10, 64 << 10
+PADDING = "TEST_PADDING"
+MOVED = 512  # descriptors from here on do not collide with those that a process asks for
+REQUEST_BYTES = 1 << 20
+MOST_FILES = 16
+_PR_SET_CHILD_SUBREAPER = 36
+
+
+class _Call(NamedTuple):
+    """The arguments of Popen._execute_child."""
+
+    args: Any
+    executable: Any
+    preexec_fn: Any
+    close_fds: bool
+    pass_fds: Sequence[int]
+    cwd: Any
+    env: Mapping[str, str] | None
+    startupinfo: Any
+    creationflags: int
+    shell: bool
+    p2cread: int
+    p2cwrite: int
+    c2pread: int
+    c2pwrite: int
+    errread: int
+    errwrite: int
+    restore_signals: bool
+    gid: Any
+    gids: Any
+    uid: Any
+    umask: int
+    start_new_session: bool
+    process_group: int
+
+
+class Start(msgspec.Struct):
+    """A process to fork. `files` are the numbers that it knows its open files by."""
+
+    argv: list[str]
+    environment: dict[str, str]
+    folder: str
+    files: list[int]
+    new_session: bool
+    process_group: int
+    parent: int
+
+    @property
+    def module(self) -> str:
+        return self.argv[2]
+
+
+def install() -> None:
+    """Let this process's `Popen` fork the commands of Baton, from a fork server. It needs Linux."""
+    if sys.platform != "linux":
+        return
+    server = _ForkServer()
+    _install(server.fork, lambda: server.variables)
+
+
+def _install(
+    fork: Callable[[Start, Sequence[int]], int], variables: Callable[[], Mapping[str, str]]
+) -> None:
+    """`variables` are those that the forking process was started with."""
+    execute = subprocess.Popen._execute_child  # type: ignore[attr-defined]
+    if tuple(inspect.signature(execute).parameters) != ("self", *_Call._fields):
+        return
+
+    def execute_or_fork(self: Any, *arguments: Any) -> None:
+        call = _Call(*arguments)
+        environment = os.environ if call.env is None else call.env
+        forks = EXECUTE not in environment and _is_known(call)
+        if not forks or _early(environment) != variables():
+            execute(self, *arguments)
+            return
+        sys.audit("subprocess.Popen", sys.executable, call.args, call.cwd, call.env)
+        ends = (call.p2cread, call.c2pwrite, call.errwrite)
+        streams = [number if end == -1 else end for number, end in enumerate(ends)]
+        start = Start(
+            argv=[str(word) for word in call.args],
+            environment=dict(environment),
+            folder=os.fspath(call.cwd or os.getcwd()),
+            files=[0, 1, 2, *call.pass_fds],
+            new_session=call.start_new_session,
+            process_group=call.process_group,
+            parent=os.getpid(),
+        )
+        self.pid = fork(start, [*streams, *call.pass_fds])
+        self._child_created = True
+        self._close_pipe_fds(
+            *(call.p2cread, call.p2cwrite, call.c2pread, call.c2pwrite),
+            *(call.errread, call.errwrite),
+        )
+
+    subprocess.Popen._execute_child = execute_or_fork  # type: ignore[attr-defined]
+
+
+def _is_known(call: _Call) -> bool:
+    """Whether a call is of a command in MODULES, with nothing that a fork server cannot do."""
+    words = call.args
+    return (
+        not isinstance(words, str | bytes)
+        and [*words][:2] == [sys.executable, "-m"]
+        and words[2] in MODULES
+        and call.executable in (None, sys.executable)
+        and call.preexec_fn is None
+        and call.close_fds
+        and not call.shell
+        and call.gid is call.gids is call.uid is None
+        and call.umask < 0
+        and len(call.pass_fds) <= MOST_FILES - 3
+        and sum(len(word) + 1 for word in words) < COMMAND_BYTES
+    )
+
+
+def _early(environment: Mapping[str, str]) -> dict[str, str]:
+    """The variables that may matter at the start of an interpreter."""
+    return {name: text for name, text in environment.items() if name.startswith(EARLY)}
+
+
+class _ForkServer:
+    """The client of a fork server, which is started when it is first needed, and ends with this
+    process."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._socket: socket.socket | None = None
+        self._variables: Mapping[str, str] = {}
+
+    @property
+    def variables(self) -> Mapping[str, str]:
+        return self._variables if self._socket else _early(os.environ)
+
+    def fork(self, start: Start, files: Sequence[int]) -> int:
+        """Return the pid of a new child of this process."""
+        with self._lock:
+            if self._socket is None:
+                self._variables = _early(os.environ)
+                self._socket = _started()
+            ours = self._socket
+            # The process that forks it ends at once, and the kernel then makes us its parent.
+            _adopt_orphans(True)
+            try:
+                socket.send_fds(ours, [msgspec.json.encode(start)], files)
+                answer = ours.recv(64)
+            finally:
+                _adopt_orphans(False)
+        assert answer, "the fork server has ended"
+        return int(answer)
+
+
+def _started() -> socket.socket:
+    ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    ours.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, REQUEST_BYTES)
+    code = f"from tests.support.fork_server import serve; serve({theirs.fileno()})"
+    with theirs:
+        process = subprocess.Popen(
+            [sys.executable, "-c", code, " " * COMMAND_BYTES],
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.DEVNULL,
+            env={**os.environ, PADDING: " " * ENVIRONMENT_BYTES},
+            cwd=ROOT,
+            pass_fds=(theirs.fileno(),),
+        )
+
+    def end() -> None:
+        ours.close()
+        process.wait()
+
+    atexit.register(end)
+    return ours
+
+
+def _adopt_orphans(on: bool) -> None:
+    ctypes.CDLL(None).prctl(_PR_SET_CHILD_SUBREAPER, int(on), 0, 0, 0)
+
+
+def serve(number: int) -> None:
+    """The main of a fork server: fork until the socket `number` closes."""
+    del os.environ[PADDING]
+    requests = socket.socket(fileno=number)
+    for name in IMPORTED:
+        importlib.import_module(name)
+    own = _early(os.environ)
+    _install(_fork_here, lambda: own)
+    gc.collect()
+    while True:
+        request, files, _, _ = socket.recv_fds(requests, REQUEST_BYTES, MOST_FILES)
+        if not request:
+            return
+        start = msgspec.json.decode(request, type=Start)
+        between = os.fork()
+        if not between:
+            if os.fork():
+                os._exit(0)
+            while os.getppid() != start.parent:
+                time.sleep(0.0002)
+            requests.send(str(os.getpid()).encode())
+            requests.detach()
+            _become(start, files)
+        os.waitpid(between, 0)
+        for file in files:
+            os.close(file)
+
+
+def _fork_here(start: Start, files: Sequence[int]) -> int:
+    """Fork a child of this process."""
+    sys.stdout.flush()
+    sys.stderr.flush()
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", DeprecationWarning)  # of a fork beside idle threads
+        pid = os.fork()
+    if not pid:
+        _become(start, files)
+    return pid
+
+
+def _become(start: Start, files: Sequence[int]) -> NoReturn:
+    """Run as the started process, and end."""
+    code = 1
+    try:
+        _forget_the_forker()
+        _take_files(start.files, files)
+        if start.new_session:
+            os.setsid()
+        elif start.process_group >= 0:
+            os.setpgid(0, start.process_group)
+        os.chdir(start.folder)
+        os.environ.clear()
+        os.environ.update(start.environment)
+        _show(start.argv, start.environment)
+        sys.path[0] = start.folder
+        code = _run(start)
+    except BaseException:
+        traceback.print_exc()
+    finally:
+        os._exit(code)
+
+
+def _forget_the_forker() -> None:
+    """Drop what an executed process would not have: handlers of signals and of the end, objects
+    whose collection would close files that are now others'."""
+    gc.freeze()
+    atexit._clear()
+    weakref.finalize._registry.clear()  # type: ignore[attr-defined]
+    signal.set_wakeup_fd(-1)
+    for number in signal.valid_signals():
+        if callable(signal.getsignal(number)):
+            own = signal.default_int_handler if number == signal.SIGINT else signal.SIG_DFL
+            signal.signal(number, own)
+    asyncio._set_running_loop(None)
+    for handler in [*logging.root.handlers]:
+        logging.root.removeHandler(handler)
+
+
+def _take_files(numbers: Sequence[int], files: Sequence[int]) -> None:
+    """Open `files` under these numbers, and close all others."""
+    moved = [fcntl.fcntl(file, fcntl.F_DUPFD, MOVED) for file in files]
+    for number, file in zip(numbers, moved, strict=True):
+        os.dup2(file, number)
+    last = max(int(name) for name in os.listdir("/proc/self/fd"))
+    for begin, end in zip([2, *sorted(numbers[3:])], [*sorted(numbers[3:]), last + 1], strict=True):
+        os.closerange(begin + 1, end)
+    sys.stdin = os.fdopen(0, closefd=False)
+    sys.stdout = os.fdopen(1, "w", closefd=False)
+    sys.stderr = os.fdopen(2, "w", buffering=1, errors="backslashreplace", closefd=False)
+    sys.__stdin__, sys.__stdout__, sys.__stderr__ = sys.stdin, sys.stdout, sys.stderr  # type: ignore[misc]
+
+
+def _show(argv: Sequence[str], environment: Mapping[str, str]) -> None:
+    """Show this command line and environment in /proc."""
+    fields = Path("/proc/self/stat").read_text().rsplit(")", 1)[1].split()
+    arguments, arguments_end, variables, variables_end = (int(field) for field in fields[45:49])
+    words = [os.fsencode(word) for word in argv]
+    pairs = [os.fsencode(f"{name}={text}") for name, text in environment.items()]
+    for begin, end, texts in (
+        (arguments, arguments_end, words),
+        (variables, variables_end, pairs),
+    ):
+        block = b"\0".join(texts) + b"\0"
+        ctypes.memset(begin, 0, end - begin)
+        ctypes.memmove(begin, block, min(len(block), end - begin - 1))
+
+
+def _run(start: Start) -> int:
+    """Run the module as `python -m` does, and return the exit code."""
+    spec = find_spec(start.module)
+    if spec is not None and spec.submodule_search_locations is not None:
+        spec = find_spec(f"{start.module}.__main__")
+    assert spec is not None
+    assert spec.origin is not None
+    assert isinstance(spec.loader, SourceFileLoader)
+    code = spec.loader.get_code(spec.name)
+    assert code is not None
+    sys.argv = [spec.origin, *start.argv[3:]]
+    main = sys.modules["__main__"] = types.ModuleType("__main__")
+    main.__dict__.update(__file__=spec.origin, __spec__=spec, __package__=spec.parent)
+    status = 0
+    try:
+        exec(code, main.__dict__)
+    except SystemExit as end:
+        if isinstance(end.code, int) or end.code is None:
+            status = end.code or 0
+        else:
+            print(end.code, file=sys.stderr)
+            status = 1
+    except BaseException:
+        traceback.print_exc()
+        status = 1
+    threading._shutdown()  # type: ignore[attr-defined]
+    atexit._run_exitfuncs()
+    for stream in (sys.stdout, sys.stderr):
+        with contextlib.suppress(OSError, ValueError):
+            stream.flush()
+    return status
