@@ -41,11 +41,11 @@ def choose_experts(
 
 def _best_groups_only(choice_TE: torch.Tensor, config: ExpertsConfig) -> torch.Tensor:
     """The scores with -inf for the experts of all but the best groups."""
-    by_group = choice_TE.unflatten(-1, (config.groups, -1))
+    by_group = choice_TE.view(len(choice_TE), config.groups, -1)
     if config.group_score == "max":
         group_TU = by_group.amax(-1)
     else:
         group_TU = by_group.topk(2, dim=-1).values.sum(-1)
     best = group_TU.topk(config.top_groups, dim=-1).indices
     hidden_TU = torch.ones_like(group_TU, dtype=torch.bool).scatter_(1, best, False)
-    return by_group.masked_fill(hidden_TU[..., None], -torch.inf).flatten(-2)
+    return by_group.masked_fill(hidden_TU[..., None], -torch.inf).view(choice_TE.shape)
