@@ -11,6 +11,8 @@ import json
 from dataclasses import asdict, dataclass, replace
 from typing import Literal
 
+from baton_engine.config.experts import ExpertsConfig
+
 Activation = Literal["silu", "gelu_tanh"]
 
 # Fields of ModelConfig that cannot change KV: nodes that differ only in these may exchange KV.
@@ -96,6 +98,7 @@ class ModelConfig:
     attention_soft_cap: float | None = None
     logits_soft_cap: float | None = None
     embed_scale: float = 1.0  # embeddings are multiplied by it
+    experts: ExpertsConfig | None = None
     # Keys of config.json that the family does not read, and their values as canonical JSON.
     unread: tuple[tuple[str, str], ...] = ()
 

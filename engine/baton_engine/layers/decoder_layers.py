@@ -67,16 +67,20 @@ class RMSNorm:
 
 
 class GatedMLP:
-    """down(activation(gate(x)) * up(x)). gate and up are computed as one product."""
+    """down(activation(gate(x)) * up(x)). gate and up are computed as one product. `size` is the
+    number of their outputs, by default the config's."""
 
-    def __init__(self, slots: WeightSlots, name: str, config: ModelConfig) -> None:
-        self._gate_up = self.make_gate_up(slots, name, config)
-        sizes = [config.hidden_size], config.intermediate_size
+    def __init__(
+        self, slots: WeightSlots, name: str, config: ModelConfig, size: int | None = None
+    ) -> None:
+        size = config.intermediate_size if size is None else size
+        self._gate_up = self.make_gate_up(slots, name, config, size)
+        sizes = [config.hidden_size], size
         self._down = Linear(slots, [f"{name}.down_proj"], *sizes, config.mlp_bias)
         self._ops, self._activation = slots.ops, config.activation
 
-    def make_gate_up(self, slots: WeightSlots, name: str, config: ModelConfig) -> Linear:
-        names, size = [f"{name}.gate_proj", f"{name}.up_proj"], config.intermediate_size
+    def make_gate_up(self, slots: WeightSlots, name: str, config: ModelConfig, size: int) -> Linear:
+        names = [f"{name}.gate_proj", f"{name}.up_proj"]
         return Linear(slots, names, [size, size], config.hidden_size, config.mlp_bias)
 
     def __call__(self, x_TD: torch.Tensor) -> torch.Tensor:

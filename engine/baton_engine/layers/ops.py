@@ -20,6 +20,7 @@ from baton_engine.attention.interface import StepAttention
 from baton_engine.cpu_kernels.norm import add_norm, can_norm
 from baton_engine.cpu_kernels.rope_store import can_rotate_store, rotate_store
 from baton_engine.cpu_kernels.silu import silu_mul
+from baton_engine.layers.experts import ExpertWeights, Routes, experts_twin
 from baton_engine.layers.rotary import HeadNorm, RopeTables, rotate
 from baton_engine.sampling.metadata import Draws
 from baton_engine.sampling.sampler import draw
@@ -60,6 +61,11 @@ class Ops(Protocol):
         `heads_TZH` has q, k and v in this order, and may be overwritten."""
         ...
 
+    def experts(self, x_TD: torch.Tensor, routes: Routes, weights: ExpertWeights) -> torch.Tensor:
+        """The sum [T, D] of the outputs of each token's experts, times their weights. A token's
+        bits do not depend on other tokens. See `layers.experts`."""
+        ...
+
     def draw(self, logits_SV: torch.Tensor, draws: Draws) -> torch.Tensor:
         """The token of each sample, int64 [S], from float32 logits that are already changed as the
         requests ask."""
@@ -75,6 +81,9 @@ class Ops(Protocol):
 
 class TorchOps:
     """On a CPU, bits for a token do not depend on the number of tokens."""
+
+    def experts(self, x_TD: torch.Tensor, routes: Routes, weights: ExpertWeights) -> torch.Tensor:
+        return experts_twin(x_TD, routes, weights)
 
     def draw(self, logits_SV: torch.Tensor, draws: Draws) -> torch.Tensor:
         return draw(logits_SV, draws)

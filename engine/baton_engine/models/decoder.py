@@ -6,6 +6,8 @@ Shapes: T tokens of the step, D hidden size, S rows to sample, V vocabulary.
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import torch
 import torch.nn.functional as F
 
@@ -22,7 +24,7 @@ class DecoderLayer:
     """Pre-norm block: x + attention(norm(x)), then x + mlp(norm(x)).
 
     The output of attention or MLP is added to x by the next norm: one pass over x instead of two.
-    Families override the types of the parts, and `make_norms`.
+    Families override the types of the parts, and the methods `make_...`.
     """
 
     attention_type: type[Attention] = Attention
@@ -31,8 +33,13 @@ class DecoderLayer:
     def __init__(self, slots: WeightSlots, layer: int, config: ModelConfig) -> None:
         name = f"model.layers.{layer}"
         self._attention = self.attention_type(slots, f"{name}.self_attn", layer, config)
-        self._mlp = self.mlp_type(slots, f"{name}.mlp", config)
+        self._mlp = self.make_mlp(slots, f"{name}.mlp", layer, config)
         self.make_norms(slots, name, config)
+
+    def make_mlp(
+        self, slots: WeightSlots, name: str, layer: int, config: ModelConfig
+    ) -> Callable[[torch.Tensor], torch.Tensor]:
+        return self.mlp_type(slots, name, config)
 
     def make_norms(self, slots: WeightSlots, name: str, config: ModelConfig) -> None:
         size, eps = config.hidden_size, config.norm_eps

@@ -15,9 +15,10 @@ class Phi3Attention(Attention):
 
 
 class Phi3MLP(GatedMLP):
-    def make_gate_up(self, slots: WeightSlots, name: str, config: ModelConfig) -> Linear:
-        rows = 2 * config.intermediate_size
-        return Linear(slots, [f"{name}.gate_up_proj"], [rows], config.hidden_size, config.mlp_bias)
+    def make_gate_up(self, slots: WeightSlots, name: str, config: ModelConfig, size: int) -> Linear:
+        return Linear(
+            slots, [f"{name}.gate_up_proj"], [2 * size], config.hidden_size, config.mlp_bias
+        )
 
 
 class Phi3Layer(DecoderLayer):
