@@ -124,6 +124,7 @@ SIZES: Mapping[str, Callable[[], Sizes]] = {
     "Qwen3-0.6B": partial(_of_shape, "qwen3-0.6b"),
     "Qwen3-8B": partial(_of_shape, "qwen3-8b"),
     "Gemma-2-2B": lambda: Sizes(2304, 9216, 8, 4, 256, 256_000),
+    "gpt-oss-20b": lambda: Sizes(2880, 2880, 64, 8, 64, 201_088),
 }
 DRY_SIZES = Sizes(hidden=96, mlp=80, heads=4, kv_heads=2, dim=32, vocab=2600)
 
@@ -175,6 +176,7 @@ class Slots:
         v_TKH: torch.Tensor,
         *,
         stored: bool = False,
+        sinks_N: torch.Tensor | None = None,
     ) -> torch.Tensor:
         self.given = q_TNH, k_TKH, v_TKH
         return q_TNH
@@ -240,6 +242,7 @@ def attention(
     exact: bool = False,
     window: int | None = None,
     soft_cap: float | None = None,
+    sinks: bool = False,
     pool: int = 0,
 ) -> Trial:
     """Attention over rows (start, tokens), longest one-token rows first. Blocks are scattered over
@@ -257,16 +260,18 @@ def attention(
         scale=sizes.dim**-0.5,
         window=window,
         soft_cap=soft_cap,
+        sinks=sinks,
     )
+    sinks_N = torch.randn(sizes.heads, device=setup.device) if sinks else None
     batch = batch_of(rows, memory.layout, setup.device)
     step = TritonAttention(memory, [spec] * LAYERS, exact=exact).begin(batch)
     tokens = sum(count for _, count in spans)
     heads_TZH = setup.noise(tokens, sizes.heads + 2 * sizes.kv_heads, sizes.dim)
     parts = torch.split(heads_TZH, [sizes.heads, sizes.kv_heads, sizes.kv_heads], dim=1)
-    expected_TNH = by_definition(memory, spec, rows, parts[0])
+    expected_TNH = by_definition(memory, spec, rows, parts[0], sinks_N)
     seen = [seen_keys(start, count, window) for start, count in spans]
     return Trial(
-        run=lambda: (step.attend(LAYER, *parts, stored=True),),
+        run=lambda: (step.attend(LAYER, *parts, stored=True, sinks_N=sinks_N),),
         expected=(expected_TNH,),
         tolerance=ROUNDING[setup.dtype],
         bytes=2 * bytes_of(parts[0])
@@ -393,10 +398,17 @@ def fill_rows(
 
 
 def by_definition(
-    memory: TorchMemory, spec: AttentionSpec, rows: Sequence[Row], q_TNH: torch.Tensor
+    memory: TorchMemory,
+    spec: AttentionSpec,
+    rows: Sequence[Row],
+    q_TNH: torch.Tensor,
+    sinks_N: torch.Tensor | None = None,
 ) -> torch.Tensor:
-    """softmax(q k * scale) v in float32, a row at a time."""
+    """softmax(q k * scale) v in float32, a row at a time. A head's sink is the score of one more
+    key, without a value."""
     begin, group, out = 0, spec.num_heads // spec.num_kv_heads, []
+    if sinks_N is None:
+        sinks_N = torch.full((spec.num_heads,), -torch.inf, device=q_TNH.device)
     for row in rows:
         count = len(row.tokens)
         end = row.start + count
@@ -412,7 +424,9 @@ def by_definition(
         hidden_TJ = key_1J > position_T1
         if spec.window is not None:
             hidden_TJ |= key_1J <= position_T1 - spec.window
-        weight_NTJ = score_NTJ.masked_fill(hidden_TJ, -torch.inf).softmax(-1)
+        sink_NT1 = sinks_N[:, None, None].expand(-1, count, 1)
+        all_scores = torch.cat((score_NTJ.masked_fill(hidden_TJ, -torch.inf), sink_NT1), -1)
+        weight_NTJ = all_scores.softmax(-1)[..., :-1]
         out.append((weight_NTJ @ v_NJH).transpose(0, 1))
         begin += count
     return torch.cat(out)
@@ -451,6 +465,7 @@ SAMPLING: Mapping[str, dict[str, Any]] = {
     "min-p": {"min_p": 0.05},
 }
 GEMMA_LIMITS: Mapping[str, Any] = {"window": 4096, "soft_cap": 50.0}
+GPT_OSS_WINDOW: Mapping[str, Any] = {"model": "gpt-oss-20b", "window": 128, "sinks": True}
 # Outputs and inputs of Qwen3-0.6B: its smallest and its largest product of a layer, and the head.
 PRODUCTS = ((1024, 2048), (6144, 1024), (151_936, 1024))
 ROWS: tuple[KernelRow, ...] = (
@@ -469,6 +484,26 @@ ROWS: tuple[KernelRow, ...] = (
     KernelRow(
         "attention, Gemma-2, 32 rows of 8192",
         partial(attention, model="Gemma-2-2B", spans=_step(32, 8192), **GEMMA_LIMITS),
+    ),
+    KernelRow(
+        "attention, gpt-oss, 64 rows of 1024",
+        partial(attention, model="gpt-oss-20b", spans=_step(64, 1024), sinks=True),
+    ),
+    KernelRow(
+        "attention, gpt-oss, 1 row of 8192",
+        partial(attention, model="gpt-oss-20b", spans=_step(1, 8192), sinks=True),
+    ),
+    KernelRow(
+        "attention, gpt-oss, a mix in a window",
+        partial(attention, spans=[*_step(31, 500), (77, 300)], **GPT_OSS_WINDOW),
+    ),
+    KernelRow(
+        "attention, exact, gpt-oss, 64 rows of 1024",
+        partial(attention, model="gpt-oss-20b", spans=_step(64, 1024), sinks=True, exact=True),
+    ),
+    KernelRow(
+        "attention, exact, gpt-oss, a mix in a window",
+        partial(attention, spans=[*_step(31, 500), (77, 300)], exact=True, **GPT_OSS_WINDOW),
     ),
     KernelRow(
         "attention, a prompt of 2048",

@@ -285,6 +285,7 @@ class AveragingAttention:
         v_TKH: torch.Tensor,
         *,
         stored: bool = False,
+        sinks_N: torch.Tensor | None = None,
     ) -> torch.Tensor:
         assert not stored
         counts = torch.arange(1, v_TKH.shape[0] + 1)[:, None, None]

@@ -118,9 +118,10 @@ class StepAttention(Protocol):
         v_TKH: torch.Tensor,
         *,
         stored: bool = False,
+        sinks_N: torch.Tensor | None = None,
     ) -> torch.Tensor:
         """Store K and V, unless a kernel already has (`stored`), and return the attention outputs
-        [T, N, H]."""
+        [T, N, H]. `sinks_N` are the sinks of a layer that has them (see AttentionSpec), float32."""
         ...
 
 

@@ -103,17 +103,20 @@ class TritonStep:
         v_TKH: torch.Tensor,
         *,
         stored: bool = False,
+        sinks_N: torch.Tensor | None = None,
     ) -> torch.Tensor:
         slots = self._slots[layer]
         if not stored:
             store_kv(slots, k_TKH, v_TKH)
         out_TNH = torch.empty(q_TNH.shape, dtype=q_TNH.dtype, device=q_TNH.device)
         spec = self._specs[layer]
+        assert spec.sinks == (sinks_N is not None)
         paged_attention(
             *(q_TNH, slots.pool[:, slots.layer], self._rows[layer], out_TNH),
             scale=spec.scale,
             window=spec.window,
             soft_cap=spec.soft_cap,
+            sinks_N=sinks_N,
             programs=self._launch.programs,
             exact=self._launch.exact,
             tile=self._launch.tile,

@@ -17,6 +17,7 @@ With `exact`, the bits of a query's output depend only on the query and the keys
 - Tiles have the same shape for all rows, because the shape decides in which order the compiler adds
   the elements of a tile.
 - Keys that a query does not see change nothing: their weight is exactly 0.
+- A sink is added last, by the formula that adds a split.
 - Kernels are compiled without fused multiply-add, so that the same formula gives the same bits in
   all their variants and in both kernels.
 
@@ -60,7 +61,7 @@ PROGRAMS_PER_PROCESSOR = 4
 # Stored parts of a row that are loaded at a time.
 JOIN_STAGES = tl.constexpr(4)
 FLOAT32_BYTES = 4
-LOG2_E = 1.4426950408889634
+LOG2_E = tl.constexpr(1.4426950408889634)
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,6 +110,7 @@ def paged_attention(
     scale: float | None = None,
     window: int | None = None,
     soft_cap: float | None = None,
+    sinks_N: torch.Tensor | None = None,
     programs: int = 1,
     exact: bool = False,
     tile: OneTokenTile = ONE_TOKEN_TILE,
@@ -117,12 +119,15 @@ def paged_attention(
 
     The last dimension of q, and the last two (B, H) of the pool, must be contiguous; other strides
     are free. `programs` is a power of two, and changes no bit of an `exact` output. `scale`,
-    `window` and `soft_cap` are those of AttentionSpec; the default scale is 1 / sqrt(H).
+    `window` and `soft_cap` are those of AttentionSpec; the default scale is 1 / sqrt(H). `sinks_N`
+    are float32.
     """
     tokens, heads, dim = q_TNH.shape
     scale = dim**-0.5 if scale is None else scale
     # The kernel computes weights as powers of 2.
-    factors = (scale * LOG2_E, 0.0) if soft_cap is None else (scale / soft_cap, soft_cap * LOG2_E)
+    factors = (scale * LOG2_E.value, 0.0)
+    if soft_cap is not None:
+        factors = (scale / soft_cap, soft_cap * LOG2_E.value)
     _, _, kv_heads, block_size, _ = layer_P2KBH.shape
     num_rows, group = rows.lengths_R.shape[0], heads // kv_heads
     shape = tile_shape(rows.one_token, group, dim, q_TNH.element_size(), exact=exact, tile=tile)
@@ -137,7 +142,7 @@ def paged_attention(
     size = (num_rows, heads, parts) if programs > 1 else (0, 0, 0)
     parts_RNSH = torch.empty(*size, dim, dtype=torch.float32, device=q_TNH.device)
     stats_RNS2 = torch.empty(*size, 2, dtype=torch.float32, device=q_TNH.device)
-    results = out_TNH, parts_RNSH, stats_RNS2, parts
+    results = out_TNH, parts_RNSH, stats_RNS2, parts, stats_RNS2 if sinks_N is None else sinks_N
     where = rows.starts_R1, rows.lengths_R, num_rows
     fixed = {
         "DIM": dim,
@@ -146,6 +151,7 @@ def paged_attention(
         "PROGRAMS": programs,
         "KEYS": shape.keys,
         "SPLIT": max((FIXED_SPLIT_KEYS if exact else SPLIT_KEYS) // shape.keys, 1),
+        "SINKS": sinks_N is not None,
         "EXACT": exact,
     }
     _attend[(tiles, kv_heads, programs)](
@@ -353,6 +359,7 @@ def _attend(
     parts_RNSH: tl.tensor,
     stats_RNS2: tl.tensor,
     parts: tl.tensor,
+    sinks_N: tl.tensor,
     starts_R1: tl.tensor,
     lengths_R: tl.tensor,
     num_rows: tl.tensor,
@@ -379,6 +386,7 @@ def _attend(
     PROGRAMS: tl.constexpr,
     KEYS: tl.constexpr,
     SPLIT: tl.constexpr,
+    SINKS: tl.constexpr,
     EXACT: tl.constexpr,
 ) -> None:
     index = tl.program_id(0)
@@ -445,6 +453,10 @@ def _attend(
             _store_part(*to, part_Q + program, live_QD, top_Q, sum_Q, acc_QD, GROUP, DIM)
     if divided:
         return
+    if SINKS:
+        top_Q, decay_Q, weight_Q = _factors(top_Q, tl.load(sinks_N + head_Q) * LOG2_E)
+        sum_Q = sum_Q * decay_Q + weight_Q
+        acc_QD = acc_QD * decay_Q[:, None]
     # Lanes without a query may have a sum of 0.
     result_QD = acc_QD / tl.where(sum_Q == 0.0, 1.0, sum_Q)[:, None]
     out_Q = (at_Q * heads + head_Q) * DIM
@@ -458,6 +470,7 @@ def _join(
     parts_RNSH: tl.tensor,
     stats_RNS2: tl.tensor,
     parts: tl.tensor,
+    sinks_N: tl.tensor,
     starts_R1: tl.tensor,
     lengths_R: tl.tensor,
     num_rows: tl.tensor,
@@ -467,6 +480,7 @@ def _join(
     PROGRAMS: tl.constexpr,
     KEYS: tl.constexpr,
     SPLIT: tl.constexpr,
+    SINKS: tl.constexpr,
     EXACT: tl.constexpr,
 ) -> None:
     """Join the parts of a one-token row whose keys were divided. _attend wrote the outputs of all
@@ -500,7 +514,8 @@ def _join(
         part_S = part + program_S
         top_S = tl.load(stats_RNS2 + part_S * 2, mask=used_S, other=float("-inf"))
         sum_S = tl.load(stats_RNS2 + part_S * 2 + 1, mask=used_S, other=0.0)
-        weight_S = tl.exp2(top_S - tl.max(top_S, 0))
+        top = tl.max(top_S, 0)
+        weight_S = tl.exp2(top_S - top)
         parts_SD = tl.load(
             parts_RNSH + part_S[:, None] * DIM + dim_D[None, :],
             mask=used_S[:, None] & (dim_D < DIM)[None, :],
@@ -508,5 +523,9 @@ def _join(
         )
         total = tl.sum(weight_S * sum_S, 0)
         acc_D = tl.sum(parts_SD * weight_S[:, None], 0)
+    if SINKS:
+        top, decay, weight = _factors(top, tl.load(sinks_N + head) * LOG2_E)
+        total = total * decay + weight
+        acc_D = acc_D * decay
     out_D = (begin.to(tl.int64) * tl.num_programs(1) + head) * DIM + dim_D
     tl.store(out_TNH + out_D, (acc_D / total).to(out_TNH.dtype.element_ty), mask=dim_D < DIM)

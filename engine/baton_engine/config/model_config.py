@@ -62,7 +62,8 @@ class RopeConfig:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AttentionSpec:
     """Attention of one layer. A score is q k^T * scale; with a `soft_cap` c it becomes
-    c tanh(score / c). For `window`, see ModelConfig.windows."""
+    c tanh(score / c). For `window`, see ModelConfig.windows. With `sinks`, each query head has a
+    learned score that takes part in the softmax as that of a key would, and has no value."""
 
     num_heads: int
     num_kv_heads: int
@@ -70,6 +71,7 @@ class AttentionSpec:
     scale: float
     window: int | None = None
     soft_cap: float | None = None
+    sinks: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -103,6 +105,7 @@ class ModelConfig:
     norms_after: bool = False  # the outputs of attention and MLP are normalised, too
     attention_scale: float | None = None  # None: 1 / sqrt(head_dim)
     attention_soft_cap: float | None = None
+    attention_sinks: bool = False
     logits_soft_cap: float | None = None
     embed_scale: float = 1.0  # embeddings are multiplied by it
     experts: ExpertsConfig | None = None
@@ -122,6 +125,7 @@ class ModelConfig:
                 scale=self.head_dim**-0.5 if scale is None else scale,
                 window=window,
                 soft_cap=self.attention_soft_cap,
+                sinks=self.attention_sinks,
             )
             for window in windows
         )

@@ -25,7 +25,7 @@ from baton_engine.cpu_kernels import vectors
 from baton_engine.cpu_kernels.attention_task import Order, Part
 from baton_engine.cpu_kernels.numbers import number_at, store_numbers
 from baton_engine.cpu_kernels.openmp import inlined
-from baton_engine.cpu_kernels.softmax import softmax_in_place
+from baton_engine.cpu_kernels.softmax import HIDDEN, softmax_in_place
 from baton_engine.cpu_kernels.vectors import (
     add,
     broadcast,
@@ -62,7 +62,6 @@ TILE = 32
 _PAIRS, _TILES = int(Order.PAIRS), int(Order.TILES)
 _SCORES, _SOFTMAX, _NO_SUMS = int(Part.SCORES), int(Part.SOFTMAX), int(Part.NO_SUMS)
 _SUMS, _OUTPUT = int(Part.SUMS), int(Part.OUTPUT)
-_HIDDEN = np.float32(-np.inf)
 _ONE = np.float32(1.0)
 
 
@@ -101,7 +100,8 @@ def _compute(pointer: Any, bf16: bool) -> None:
         if task.parts & _SOFTMAX:
             for index in range(task.height):
                 row = load_index(task.rows + 4 * (x * task.height + index))
-                softmax_in_place(task.scores + 4 * row * task.row_scores, task.row_scores)
+                sink = load_number(task.sinks + 4 * row) if task.sinks else HIDDEN
+                softmax_in_place(task.scores + 4 * row * task.row_scores, task.row_scores, sink)
         if task.parts & _NO_SUMS:
             _empty_sums(task, x)
         if task.parts & _SUMS:
@@ -155,7 +155,7 @@ def _score_matrix(
                 targets = _places(task.scores + 4 * (task.column + unit), some, task.row_scores)
                 if not seen:
                     for target in targets:
-                        store(target, broadcast(_HIDDEN))
+                        store(target, broadcast(HIDDEN))
                     continue
                 wide = _places(queries, _indexes(index, task.height), task.dim)
                 if bf16:
@@ -169,7 +169,7 @@ def _score_matrix(
                         scores = add(near, rounded_to_bf16(subtract(scores, near)))
                         scores = multiply(scores, broadcast(task.scale))
                     if begin > unit or end < unit + UNIT:
-                        scores = only_lanes(scores, begin - unit, end - unit, _HIDDEN)
+                        scores = only_lanes(scores, begin - unit, end - unit, HIDDEN)
                     store(targets[lane], scores)
 
 

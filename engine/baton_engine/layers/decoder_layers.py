@@ -102,6 +102,9 @@ class Attention:
         self._layer = layer
         self._heads = (n, k, h)
         self._norm: HeadNorm | None = None  # norm of q and k before rope
+        self._sinks_N: torch.Tensor | None = None
+        if config.attention_sinks:
+            self._sinks_N = slots.tensor(f"{name}.sinks", n, dtype=torch.float32)
         self._ops = slots.ops
 
     def make_qkv(self, slots: WeightSlots, name: str, config: ModelConfig) -> Linear:
@@ -114,5 +117,7 @@ class Attention:
     ) -> torch.Tensor:
         n, k, h = self._heads
         heads_TZH = self._qkv(x_TD).view(-1, n + 2 * k, h)
-        out_TNH = self._ops.attend(heads_TZH, n, self._norm, rope, self._layer, attention)
+        out_TNH = self._ops.attend(
+            heads_TZH, n, self._norm, rope, self._layer, attention, self._sinks_N
+        )
         return self._out(out_TNH.reshape(-1, n * h))

@@ -56,9 +56,11 @@ class Ops(Protocol):
         rope: RopeTables,
         layer: int,
         attention: StepAttention,
+        sinks_N: torch.Tensor | None = None,
     ) -> torch.Tensor:
         """Normalise and rotate q and k, store k and v, and return the attention outputs [T, N, H].
-        `heads_TZH` has q, k and v in this order, and may be overwritten."""
+        `heads_TZH` has q, k and v in this order, and may be overwritten. For `sinks_N`, see
+        StepAttention."""
         ...
 
     def experts(self, x_TD: torch.Tensor, routes: Routes, weights: ExpertWeights) -> torch.Tensor:
@@ -119,6 +121,7 @@ class TorchOps:
         rope: RopeTables,
         layer: int,
         attention: StepAttention,
+        sinks_N: torch.Tensor | None = None,
     ) -> torch.Tensor:
         both = (num_heads + heads_TZH.shape[1]) // 2  # N + K
         if can_rotate_store(heads_TZH, rope[0]):
@@ -127,13 +130,13 @@ class TorchOps:
             places = slots.pool, slots.layer, slots.slots_T
             q_TNH = rotate_store(heads_TZH, num_heads, weights, rope, *places)
             k_TKH, v_TKH = heads_TZH[:, num_heads:both], heads_TZH[:, both:]
-            return attention.attend(layer, q_TNH, k_TKH, v_TKH, stored=True)
+            return attention.attend(layer, q_TNH, k_TKH, v_TKH, stored=True, sinks_N=sinks_N)
         qk_TXH = heads_TZH[:, :both]
         if norm is not None:
             qk_TXH = _norm(qk_TXH, norm.weight_XH, norm.eps)
         qk_TXH = rotate(qk_TXH, rope)
         q_TNH, k_TKH = qk_TXH[:, :num_heads], qk_TXH[:, num_heads:]
-        return attention.attend(layer, q_TNH, k_TKH, heads_TZH[:, both:])
+        return attention.attend(layer, q_TNH, k_TKH, heads_TZH[:, both:], sinks_N=sinks_N)
 
     def put_sampled(
         self, tokens_T: torch.Tensor, awaits_T: torch.Tensor, ids_S: torch.Tensor

@@ -36,8 +36,10 @@ class TritonOps:
         rope: RopeTables,
         layer: int,
         attention: StepAttention,
+        sinks_N: torch.Tensor | None = None,
     ) -> torch.Tensor:
         triton_rope_store.rotate_store(heads_TZH, num_heads, norm, rope, attention.slots(layer))
         both = (num_heads + heads_TZH.shape[1]) // 2  # N + K
         q_TNH, k_TKH = heads_TZH[:, :num_heads], heads_TZH[:, num_heads:both]
-        return attention.attend(layer, q_TNH, k_TKH, heads_TZH[:, both:], stored=True)
+        v_TKH = heads_TZH[:, both:]
+        return attention.attend(layer, q_TNH, k_TKH, v_TKH, stored=True, sinks_N=sinks_N)

@@ -17,7 +17,7 @@ from baton_engine.attention.exact.splits import Splits
 from baton_engine.config.step_sizes import SPLIT_KEYS
 from baton_engine.interface import Row
 from baton_protocol.ids import BlockId
-from tests.support.engines.attention_specs import batch_of, specs_of
+from tests.support.engines.attention_specs import batch_of, sinks_of, specs_of
 from tests.support.engines.small_pool import BLOCK, DIM, LAYERS, POOL, expected_of, memory_of
 
 
@@ -64,11 +64,13 @@ SMALL_PARTS = Sizes(max_copied=1, max_scores=5 * SPLIT_KEYS, max_pairs=0)
 @pytest.mark.parametrize("sizes", [SIZES, SMALL_PARTS], ids=["default sizes", "small parts"])
 @pytest.mark.parametrize(("dtype", "near"), [("float32", 1e-5), ("bfloat16", 1e-2)])
 @pytest.mark.parametrize("windows", WINDOWS, ids=str)
+@pytest.mark.parametrize("sinks", [False, True], ids=["no sinks", "sinks"])
 @pytest.mark.parametrize("heads", [(4, 4), (4, 2), (4, 1), (6, 2)])
 @pytest.mark.parametrize("name", SPANS)
 def test_attention_equals_the_definition(
     name: str,
     heads: tuple[int, int],
+    sinks: bool,
     windows: tuple[int | None, ...],
     dtype: str,
     near: float,
@@ -79,19 +81,20 @@ def test_attention_equals_the_definition(
     before = memory.pool.clone()
     tokens = sum(len(row.tokens) for row in rows)
     noise = torch.Generator().manual_seed(2)
-    specs = specs_of(memory.layout, num_heads, windows)
+    specs = specs_of(memory.layout, num_heads, windows, sinks=sinks)
+    sinks_N = sinks_of(num_heads) if sinks else None
     step = TorchAttention(memory, specs, sizes).begin(batch_of(rows, memory.layout))
     for layer in range(LAYERS):
         q, k, v = (
             torch.randn(tokens, count, DIM, generator=noise).to(memory.pool.dtype)
             for count in (num_heads, kv_heads, kv_heads)
         )
-        out_TNH = step.attend(layer, q, k, v)
+        out_TNH = step.attend(layer, q, k, v, sinks_N=sinks_N)
         begin = 0
         for row in rows:
             end = begin + len(row.tokens)
             window = windows[layer] if windows else None
-            expected = expected_of(memory, layer, row, q[begin:end], window)
+            expected = expected_of(memory, layer, row, q[begin:end], window, sinks_N)
             actual = out_TNH[begin:end].double()
             torch.testing.assert_close(actual, expected, rtol=near, atol=near)
             for index, position in enumerate(range(row.start, row.start + len(row.tokens))):
@@ -179,13 +182,16 @@ def sequence_outputs(
     heads: tuple[int, int],
     window: int | None,
     soft_cap: float | None,
+    sinks: bool,
 ) -> torch.Tensor:
     """Outputs of a sequence's 300 tokens, computed in pieces among rows with random q, k and v."""
     memory = memory_of(heads[1], dtype)
     windows = [window] * LAYERS
     specs = [
-        replace(spec, soft_cap=soft_cap) for spec in specs_of(memory.layout, heads[0], windows)
+        replace(spec, soft_cap=soft_cap)
+        for spec in specs_of(memory.layout, heads[0], windows, sinks=sinks)
     ]
+    sinks_N = sinks_of(heads[0]) if sinks else None
     attention = TorchAttention(memory, specs)
     noise = torch.Generator().manual_seed(4)
     whole = [torch.randn(300, count, DIM, generator=noise) for count in (heads[0], *heads[1:] * 2)]
@@ -202,9 +208,8 @@ def sequence_outputs(
             mixed = torch.randn(total, *each.shape[1:], generator=noise)
             mixed[begin : begin + count] = each[start : start + count]
             qkv.append(mixed.to(memory.pool.dtype))
-        outputs.append(
-            attention.begin(batch_of(rows, memory.layout)).attend(0, *qkv)[begin : begin + count]
-        )
+        step = attention.begin(batch_of(rows, memory.layout))
+        outputs.append(step.attend(0, *qkv, sinks_N=sinks_N)[begin : begin + count])
         start += count
     return torch.cat(outputs)
 
@@ -218,13 +223,19 @@ def range_of(tokens: int) -> list[BlockId]:
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 @pytest.mark.parametrize("heads", [(4, 4), (6, 2), (4, 1)])
 @pytest.mark.parametrize(("window", "soft_cap"), [(None, None), (100, None), (None, 20.0)])
+@pytest.mark.parametrize("sinks", [False, True], ids=["no sinks", "sinks"])
 @pytest.mark.parametrize("name", CUTS)
 def test_the_bits_do_not_depend_on_the_pieces_or_on_other_rows(
-    name: str, heads: tuple[int, int], window: int | None, soft_cap: float | None, dtype: str
+    name: str,
+    heads: tuple[int, int],
+    window: int | None,
+    soft_cap: float | None,
+    sinks: bool,
+    dtype: str,
 ) -> None:
     def outputs(cut: Sequence[int], others: Sequence[tuple[int, int]]) -> torch.Tensor:
         return sequence_outputs(
-            cut, others, dtype=dtype, heads=heads, window=window, soft_cap=soft_cap
+            cut, others, dtype=dtype, heads=heads, window=window, soft_cap=soft_cap, sinks=sinks
         )
 
     assert torch.equal(outputs(*CUTS[name]), outputs([300], []))

@@ -36,7 +36,12 @@ pytestmark = pytest.mark.skipif(DEVICE.type == "cuda", reason="needs triton's in
 
 
 def attend(
-    rows: Rows, *, programs: int = 1, exact: bool = False, window: int | None = None
+    rows: Rows,
+    *,
+    programs: int = 1,
+    exact: bool = False,
+    window: int | None = None,
+    sinks: bool = False,
 ) -> None:
     """Attention over rows that all read the same blocks."""
     shape, count = SMALL, len(rows.counts)
@@ -52,6 +57,7 @@ def attend(
     paged_attention(
         *(q_TNH, pool, where, torch.empty_like(q_TNH)),
         window=window,
+        sinks_N=noise(shape.heads) if sinks else None,
         programs=programs,
         exact=exact,
     )
@@ -73,6 +79,9 @@ ATTENTION: dict[str, tuple[Rows, dict[str, Any]]] = {
     "a prompt, exact": (Rows((21,), 40), {"exact": True}),
     "a prompt beside a divided row": (Rows((1, 21), 300), {"programs": 2}),
     "a prompt with a window": (Rows((21,), 60), {"window": 30}),
+    "one-token rows with sinks": (Rows((1, 1), 150), {"sinks": True}),
+    "divided one-token rows with sinks": (Rows((1, 1), 600), {"programs": 4, "sinks": True}),
+    "a prompt with sinks": (Rows((21,), 40), {"sinks": True}),
 }
 
 
@@ -159,7 +168,7 @@ def test_the_bytes_of_sampling_are_those_that_the_interpreter_counts() -> None:
 def test_the_bytes_of_a_row_of_1024_keys_are_those_counted_by_hand() -> None:
     tile = tile_shape(True, 2, 128, 2)
     constants = {
-        **{"ONE_TOKEN": True, "PROGRAMS": 8, "EXACT": False, "WINDOW": 0},
+        **{"ONE_TOKEN": True, "PROGRAMS": 8, "EXACT": False, "WINDOW": 0, "SINKS": False},
         **{"KEYS": tile.keys, "QUERIES": tile.queries, "SPLIT": 128 // tile.keys},
     }
     kv = 1024 * 8 * 128 * 2 * 2

@@ -32,7 +32,10 @@ def attend(inputs: Inputs, window: int | None = None, programs: int = 1) -> torc
     with poisoned():
         out_TNH = torch.empty(q_TNH.shape, dtype=q_TNH.dtype, device=DEVICE)
         paged_attention(
-            *(q_TNH, inputs.layer_P2KBH, inputs.rows, out_TNH), window=window, programs=programs
+            *(q_TNH, inputs.layer_P2KBH, inputs.rows, out_TNH),
+            window=window,
+            sinks_N=inputs.sinks_N,
+            programs=programs,
         )
     return out_TNH
 
@@ -58,6 +61,8 @@ CASES = {
     "a window of one": Case(spans=[(5, 1), (0, 9)], window=1),
     "a window that ends with the tile": Case(spans=[(127, 1), (100, 30)], window=64),
     "a window longer than all rows": Case(spans=MIXED, window=500),
+    "sinks, one-token rows": Case(spans=DECODE, sinks=True),
+    "sinks and a window, a mix": Case(spans=MIXED, heads=(6, 2), window=20, sinks=True),
 }
 
 
@@ -75,6 +80,7 @@ def test_attention_in_float32_equals_the_definition(name: str) -> None:
         "a prompt longer than a tile of queries",
         "head_dim 128",
         "a window, a mix",
+        "sinks and a window, a mix",
     ],
 )
 def test_attention_in_float16_equals_the_definition(name: str) -> None:
@@ -93,11 +99,11 @@ def test_attention_in_bfloat16_equals_the_definition(name: str) -> None:
         assert_near(attend(inputs, case.window, programs), inputs.expected_TNH)
 
 
-@pytest.mark.parametrize("window", [None, 200])
+@pytest.mark.parametrize(("window", "sinks"), [(None, False), (200, False), (None, True)])
 @pytest.mark.parametrize("programs", [2, 8])
-def test_split_keys_give_the_same_attention(programs: int, window: int | None) -> None:
+def test_split_keys_give_the_same_attention(programs: int, window: int | None, sinks: bool) -> None:
     spans = [(470, 1), (256, 1), (128, 1), (127, 1), (0, 1)]  # most have splits without keys
-    inputs = make_inputs(Case(spans=spans, heads=(2, 1), window=window))
+    inputs = make_inputs(Case(spans=spans, heads=(2, 1), window=window, sinks=sinks))
     assert_near(attend(inputs, window, programs), inputs.expected_TNH)
 
 

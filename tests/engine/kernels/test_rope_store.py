@@ -50,6 +50,7 @@ class RecordingAttention:
         v_TKH: torch.Tensor,
         *,
         stored: bool = False,
+        sinks_N: torch.Tensor | None = None,
     ) -> torch.Tensor:
         self.arguments = [q_TNH, k_TKH, v_TKH]
         return q_TNH

@@ -61,7 +61,8 @@ class Bytes:
 
 def attend(shape: Shape, rows: Rows, constants: Constants) -> Bytes:
     """Each tile of a row's queries loads the keys that it sees and their block numbers, once per
-    kv head. Parts of divided keys go to `join`."""
+    kv head, and a sink for each of its lanes. Parts of divided keys go to `join`, which loads the
+    sinks of their rows."""
     key = shape.kv_heads * 2 * shape.dim * shape.item
     query = shape.heads * shape.dim * shape.item
     moved = floor = 0
@@ -74,17 +75,25 @@ def attend(shape: Shape, rows: Rows, constants: Constants) -> Bytes:
             used, stored = _parts(end, constants) if count == 1 else (1, 0)
             moved += keys * (key + shape.kv_heads * INT32) + used * tokens * query
             moved += _part(shape) * stored if stored else tokens * query
+            if constants["SINKS"] and not stored:
+                moved += constants["QUERIES"] * shape.kv_heads * FLOAT32
         keys = _seen(rows.keys - count, rows.keys, constants)
         floor += keys * key + -(-keys // shape.block) * INT32 + 2 * count * query
-    return Bytes(moved, floor)
+    return Bytes(moved, floor + _sinks(shape, constants))
 
 
 def join(shape: Shape, rows: Rows, constants: Constants) -> Bytes | None:
     stored = sum(_parts(rows.keys, constants)[1] for count in rows.counts if count == 1)
     if not stored:
         return None
-    outputs = rows.counts.count(1) * shape.heads * shape.dim * shape.item
-    return _once(stored * _part(shape) + outputs)
+    divided = rows.counts.count(1)
+    both = stored * _part(shape) + divided * shape.heads * shape.dim * shape.item
+    sinks = _sinks(shape, constants)
+    return Bytes(both + divided * sinks, both + sinks)
+
+
+def _sinks(shape: Shape, constants: Constants) -> int:
+    return shape.heads * FLOAT32 if constants["SINKS"] else 0
 
 
 def _seen(first: int, end: int, constants: Constants) -> int:

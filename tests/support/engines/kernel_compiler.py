@@ -126,6 +126,7 @@ def attend(dtype: str, dim: int, limits: dict[str, Any], exact: bool) -> None:
         num_heads=HEADS, num_kv_heads=KV_HEADS, head_dim=dim, scale=dim**-0.5, **limits
     )
     attention = TritonAttention(memory, [spec], exact=exact)
+    sinks_N = torch.zeros(HEADS) if spec.sinks else None
     rope = Rope(RopeConfig(type="default", theta=1e6), dim, kind, CPU)
     norm = HeadNorm(torch.ones(HEADS + KV_HEADS, dim, dtype=kind), 1e-6) if limits else None
     shape = StepShape(PADDED, PADDED, 20, 1)
@@ -136,8 +137,9 @@ def attend(dtype: str, dim: int, limits: dict[str, Any], exact: bool) -> None:
         tokens, step = len(batch.host.tokens_T), attention.begin(batch)
         tables = rope.tables(torch.arange(tokens))
         heads = torch.zeros(tokens, HEADS + 2 * KV_HEADS, dim, dtype=kind)
-        OPS.attend(heads, HEADS, norm, tables, 0, step)
-        step.attend(0, *torch.split(heads, [HEADS, KV_HEADS, KV_HEADS], dim=1))
+        OPS.attend(heads, HEADS, norm, tables, 0, step, sinks_N)
+        qkv = torch.split(heads, [HEADS, KV_HEADS, KV_HEADS], dim=1)
+        step.attend(0, *qkv, sinks_N=sinks_N)
 
 
 def small_operations(shape: Shape) -> None:
@@ -179,6 +181,8 @@ def multiply(dtype: str, sizes: list[tuple[int, int]]) -> None:
 
 
 LIMITS: dict[str, dict[str, Any]] = {"": {}, ", limited": {"window": 4096, "soft_cap": 50.0}}
+SINKS: dict[str, Any] = {"window": 128, "sinks": True}
+HEADS_OF_64 = Shape(dim=64)
 WIDE = Shape(hidden=4096, mlp=12_288)
 CASES = {
     f"{dtype}, head_dim {dim}{limits}{', exact' if exact else ''}": Case(
@@ -189,6 +193,12 @@ CASES = {
         ("bfloat16", "float32"), (64, 128, 256), LIMITS, (False, True)
     )
 } | {
+    "bfloat16, head_dim 64, sinks": Case(
+        partial(attend, "bfloat16", 64, SINKS, False), HEADS_OF_64
+    ),
+    "bfloat16, head_dim 64, sinks, exact": Case(
+        partial(attend, "bfloat16", 64, SINKS, True), HEADS_OF_64
+    ),
     "norms and activations": Case(partial(small_operations, SHAPE)),
     "norms and activations of Qwen3-8B": Case(partial(small_operations, WIDE), WIDE),
     "sampling": Case(sample),
@@ -200,6 +210,7 @@ CASES = {
 QUICK = {
     "bfloat16, head_dim 128, exact": 90,
     "bfloat16, head_dim 64, limited": 90,
+    "bfloat16, head_dim 64, sinks, exact": 90,
     "norms and activations of Qwen3-8B": 80,
     "sampling": 80,
     "products in bfloat16": 100,

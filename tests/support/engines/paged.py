@@ -15,6 +15,7 @@ from dataclasses import dataclass
 import torch
 
 from baton_engine.attention.triton_paged_attention import StepRows
+from tests.support.engines.attention_specs import sinks_of
 from tests.support.engines.kernels import DEVICE
 from tests.support.engines.small_pool import attention_of
 
@@ -28,7 +29,7 @@ Spans = Sequence[tuple[int, int]]
 @dataclass(frozen=True, kw_only=True)
 class Case:
     """One case. `spans` are rows as (start, tokens); `heads` are the numbers of query heads and of
-    kv heads; `window` is in tokens."""
+    kv heads; `window` is in tokens; with `sinks`, each head has one."""
 
     spans: Spans
     heads: tuple[int, int] = (4, 2)
@@ -36,6 +37,7 @@ class Case:
     block: int = 16
     dtype: torch.dtype = torch.float32
     window: int | None = None
+    sinks: bool = False
 
 
 @dataclass(frozen=True)
@@ -44,6 +46,7 @@ class Inputs:
     layer_P2KBH: torch.Tensor
     rows: StepRows
     expected_TNH: torch.Tensor  # float64, on the CPU
+    sinks_N: torch.Tensor | None = None
 
 
 def make_inputs(case: Case) -> Inputs:
@@ -60,6 +63,7 @@ def make_inputs(case: Case) -> Inputs:
     tokens = sum(tokens for _, tokens in case.spans)
     # A slice of a wider tensor, as a model's projections give it.
     q = torch.randn(tokens, heads + kv_heads, case.dim, generator=noise).to(case.dtype)[:, :heads]
+    sinks_N = sinks_of(heads, DEVICE) if case.sinks else None
     expected, begin = [], 0
     for line, (start, count) in enumerate(case.spans):
         kv = torch.randn(2, kv_heads, lengths[line], case.dim, generator=noise).to(case.dtype)
@@ -67,12 +71,14 @@ def make_inputs(case: Case) -> Inputs:
             part = kv[:, :, index * case.block : (index + 1) * case.block]
             table[line, index] = free.pop()
             pool[table[line, index], :, :, : part.shape[2]] = part
-        expected.append(attention_of(q[begin : begin + count], kv[0], kv[1], start, case.window))
+        queries = q[begin : begin + count]
+        expected.append(attention_of(queries, kv[0], kv[1], start, case.window, sinks_N))
         begin += count
     starts = torch.tensor([0, *(count for _, count in case.spans)]).cumsum(0).int()
     one_token = all(count == 1 for _, count in case.spans)
     where = (starts.to(DEVICE), torch.tensor(lengths).int().to(DEVICE), table.to(DEVICE))
-    return Inputs(q.to(DEVICE), pool.to(DEVICE), StepRows(*where, one_token), torch.cat(expected))
+    rows = StepRows(*where, one_token)
+    return Inputs(q.to(DEVICE), pool.to(DEVICE), rows, torch.cat(expected), sinks_N)
 
 
 def assert_near(actual: torch.Tensor, expected: torch.Tensor) -> None:

@@ -25,18 +25,29 @@ def memory_of(kv_heads: int, dtype: str = "float32") -> TorchMemory:
 
 
 def expected_of(
-    memory: TorchMemory, layer: int, row: Row, q_TNH: torch.Tensor, window: int | None
+    memory: TorchMemory,
+    layer: int,
+    row: Row,
+    q_TNH: torch.Tensor,
+    window: int | None,
+    sinks_N: torch.Tensor | None = None,
 ) -> torch.Tensor:
     """Apply attention_of to a row's queries and its blocks in the pool."""
     table_M2KBH = memory.pool[list(row.blocks), layer]
     k_KSH, v_KSH = table_M2KBH.permute(1, 2, 0, 3, 4).flatten(2, 3)
-    return attention_of(q_TNH, k_KSH, v_KSH, row.start, window)
+    return attention_of(q_TNH, k_KSH, v_KSH, row.start, window, sinks_N)
 
 
 def attention_of(
-    q_TNH: torch.Tensor, k_KSH: torch.Tensor, v_KSH: torch.Tensor, start: int, window: int | None
+    q_TNH: torch.Tensor,
+    k_KSH: torch.Tensor,
+    v_KSH: torch.Tensor,
+    start: int,
+    window: int | None,
+    sinks_N: torch.Tensor | None = None,
 ) -> torch.Tensor:
-    """softmax(q k / sqrt(H)) v in float64, one query and one head at a time."""
+    """softmax(q k / sqrt(H)) v in float64, one query and one head at a time. A head's sink is the
+    score of one more key, whose value is 0."""
     group = q_TNH.shape[1] // k_KSH.shape[0]
     out_TNH = torch.empty(q_TNH.shape, dtype=torch.float64)
     for index in range(q_TNH.shape[0]):
@@ -45,5 +56,8 @@ def attention_of(
         for head in range(q_TNH.shape[1]):
             k_SH, v_SH = k_KSH[head // group, seen].double(), v_KSH[head // group, seen].double()
             scores_S = k_SH @ q_TNH[index, head].double() / q_TNH.shape[2] ** 0.5
+            if sinks_N is not None:
+                scores_S = torch.cat((scores_S, sinks_N[head : head + 1].double().cpu()))
+                v_SH = torch.cat((v_SH, torch.zeros_like(v_SH[:1])))
             out_TNH[index, head] = scores_S.softmax(0) @ v_SH
     return out_TNH

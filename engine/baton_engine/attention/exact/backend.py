@@ -74,7 +74,13 @@ class Group(Protocol):
     @property
     def places(self) -> Places: ...
 
-    def attend(self, layer: int, q_TNH: torch.Tensor, spec: AttentionSpec) -> torch.Tensor:
+    def attend(
+        self,
+        layer: int,
+        q_TNH: torch.Tensor,
+        spec: AttentionSpec,
+        sinks_N: torch.Tensor | None = None,
+    ) -> torch.Tensor:
         """Outputs [T, N, H] of these queries. Their K and V must be in the pool already."""
         ...
 
@@ -114,15 +120,17 @@ class TorchStep:
         v_TKH: torch.Tensor,
         *,
         stored: bool = False,
+        sinks_N: torch.Tensor | None = None,
     ) -> torch.Tensor:
         if not stored:
             self._kv.store(layer, self._targets[self._kv.places[layer][0]], k_TKH, v_TKH)
         plan, spec = self._plans[layer], self._specs[layer]
+        assert spec.sinks == (sinks_N is not None)
         if len(plan) == 1:  # the usual decode step: no copy
-            return plan[0].attend(layer, q_TNH, spec)
+            return plan[0].attend(layer, q_TNH, spec, sinks_N)
         out_TNH = torch.empty(q_TNH.shape, dtype=q_TNH.dtype, device=q_TNH.device)
         for group in plan:
-            out_TNH[group.places] = group.attend(layer, q_TNH[group.places], spec)
+            out_TNH[group.places] = group.attend(layer, q_TNH[group.places], spec, sinks_N)
         return out_TNH
 
 

@@ -116,16 +116,17 @@ class BatchedProducts:
         spec: AttentionSpec,
         seen_R2: npt.NDArray[np.int32],
         split: int,
+        sinks_XR: torch.Tensor | None = None,
     ) -> torch.Tensor:
         """Attention weights [X, C, M, S] in the dtype of K, for multiplied(), on a CPU. Of a
-        permitted number of rows, the first R see keys [begin, end) = `seen_R2`; the weights of the
-        others are not set."""
+        permitted number of rows, the first R see keys [begin, end) = `seen_R2`, and have a sink if
+        there are any; the weights of the others are not set."""
         scores: torch.Tensor | tuple[torch.Tensor, torch.Tensor]
         if q_XMH.dtype == torch.bfloat16 and multiplies_bf16() and spec.soft_cap is None:
             scores = product_and_lost(q_XMH, k_XLH)
         else:
             scores = self.scores(q_XMH, k_XLH, spec)
-        return prompt_weights(scores, seen_R2, split, k_XLH.dtype, spec.scale)
+        return prompt_weights(scores, seen_R2, split, k_XLH.dtype, spec.scale, sinks_XR)
 
     def _divided(self, tensor_XM: torch.Tensor) -> list[torch.Tensor]:
         return list(torch.split(tensor_XM, self.most_rows, 1))

@@ -58,13 +58,22 @@ class CopiedRows:
         ends_R = (starts_R // kv.block_size + 1) * kv.block_size
         self._written = int((ends_R - (low_R - shared) * splits.keys).max())
 
-    def attend(self, layer: int, q_RNH: torch.Tensor, spec: AttentionSpec) -> torch.Tensor:
+    def attend(
+        self,
+        layer: int,
+        q_RNH: torch.Tensor,
+        spec: AttentionSpec,
+        sinks_N: torch.Tensor | None = None,
+    ) -> torch.Tensor:
         kv, (rows, heads, dim) = self._kv, q_RNH.shape
         q_RKGH = q_RNH.reshape(rows, kv.num_kv_heads, heads // kv.num_kv_heads, dim)
         scores_XGL = self._scores(layer, q_RKGH, spec)
         if self._hidden is not None:
             self._hidden.hide(scores_XGL)
-        sums_XGCH = self._sums(layer, self._splits.weights(scores_XGL))
+        sinks_XG = None
+        if sinks_N is not None:
+            sinks_XG = sinks_N.repeat(rows).view(scores_XGL.shape[:2])
+        sums_XGCH = self._sums(layer, self._splits.weights(scores_XGL, sinks_XG))
         out_XGH = sum_splits(sums_XGCH)
         return out_XGH.to(q_RNH.dtype).view(rows, heads, dim)
 

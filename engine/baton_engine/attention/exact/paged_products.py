@@ -42,7 +42,8 @@ class Orders:
 @dataclass(frozen=True, slots=True)
 class Arrays:
     """What one layer's attention reads and writes: pages of K and V, a page in each row, [B * H];
-    queries and outputs in their dtype, contiguous; scores, which become weights, and sums."""
+    queries and outputs in their dtype, contiguous; scores, which become weights, and sums; the
+    sink of each row, if there are any."""
 
     k_pages: torch.Tensor
     v_pages: torch.Tensor
@@ -50,6 +51,7 @@ class Arrays:
     scores_QL: torch.Tensor  # float32
     sums_QH: torch.Tensor  # float32
     output_QH: torch.Tensor
+    sinks_Q: torch.Tensor | None = None  # float32
 
 
 class PagedMatrices:
@@ -97,6 +99,7 @@ class PagedMatrices:
             queries=arrays.queries_QH.data_ptr(),
             scores=arrays.scores_QL.data_ptr(),
             row_scores=arrays.scores_QL.shape[1],
+            sinks=0 if arrays.sinks_Q is None else arrays.sinks_Q.data_ptr(),
             sums=arrays.sums_QH.data_ptr(),
             output=arrays.output_QH.data_ptr(),
             rounded=bf16 and multiplies_bf16(),

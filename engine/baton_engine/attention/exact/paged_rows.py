@@ -64,14 +64,22 @@ class PagedRows:
             )
         self._scores = (shared + count) * splits.keys
 
-    def attend(self, layer: int, q_RNH: torch.Tensor, spec: AttentionSpec) -> torch.Tensor:
+    def attend(
+        self,
+        layer: int,
+        q_RNH: torch.Tensor,
+        spec: AttentionSpec,
+        sinks_N: torch.Tensor | None = None,
+    ) -> torch.Tensor:
         kv, own, common = self._kv, self._own, self._common
         q_QH = q_RNH.reshape(-1, q_RNH.shape[-1])
         out_QH = torch.empty_like(q_QH)
         # Made for each layer, because a step may have many groups.
         scores_QL = torch.empty(len(q_QH), self._scores)
         sums_QH = torch.empty(len(q_QH), kv.head_dim)
-        arrays = Arrays(kv.k_pages[layer], kv.v_pages[layer], q_QH, scores_QL, sums_QH, out_QH)
+        sinks_Q = None if sinks_N is None else sinks_N.repeat(len(q_RNH))
+        pages = kv.k_pages[layer], kv.v_pages[layer]
+        arrays = Arrays(*pages, q_QH, scores_QL, sums_QH, out_QH, sinks_Q)
         if common is None and spec.soft_cap is None:
             own.compute(Part.ALL, arrays, spec.scale)
             return out_QH.view(q_RNH.shape)

@@ -49,7 +49,13 @@ class PromptPiece:
         self._pages = kv.page_rows(splits.table([row], [self._low], count))
         self._parts: list[_Part] | None = None
 
-    def attend(self, layer: int, q_TNH: torch.Tensor, spec: AttentionSpec) -> torch.Tensor:
+    def attend(
+        self,
+        layer: int,
+        q_TNH: torch.Tensor,
+        spec: AttentionSpec,
+        sinks_N: torch.Tensor | None = None,
+    ) -> torch.Tensor:
         kv, (tokens, heads, dim) = self._kv, q_TNH.shape
         by_head = (tokens, kv.num_kv_heads, heads // kv.num_kv_heads, dim)
         k_KLH = kv.gather_k(layer, self._pages).view(kv.num_kv_heads, -1, dim)
@@ -61,6 +67,7 @@ class PromptPiece:
         add_in_place = can_add_splits(out_TNH)
         out_KTGH = out_TNH.view(by_head).transpose(0, 1)
         q_KTGH = q_TNH.reshape(by_head).transpose(0, 1)
+        sinks_KG = None if sinks_N is None else sinks_N.view(kv.num_kv_heads, -1)
         each_token = by_head[2] * self._keys
         height = min(
             tokens,
@@ -75,12 +82,15 @@ class PromptPiece:
                 q_XTGH = q_KTGH[some, part]
                 q_XMH = q_XTGH.flatten(1, 2)
                 rows = q_XMH.shape[1]
+                sinks_XR = None
+                if sinks_KG is not None:
+                    sinks_XR = sinks_KG[some].repeat(1, rows // by_head[2])
                 # Padding here is cheaper than in each product.
                 q_XMH = F.pad(q_XMH, (0, 0, 0, self._products.rows(rows) - rows))
                 k_XLH, v_XLH = k_KLH[some, :seen], v_KLH[some, :seen]
                 if q_TNH.device.type == "cpu":
                     weights_XCMS = self._products.weights(
-                        q_XMH, k_XLH, spec, seen_R2, self._splits.keys
+                        q_XMH, k_XLH, spec, seen_R2, self._splits.keys, sinks_XR
                     )
                     sums_XMCH = self._products.multiplied(weights_XCMS, v_XLH)
                     if add_in_place:
@@ -91,9 +101,10 @@ class PromptPiece:
                     scores_XML = self._products.scores(q_XMH, k_XLH, spec)
                     if hidden is not None:
                         hidden.hide(scores_XML[:, :rows])
-                    out_XMH = sum_splits(
-                        self._products.sums(self._splits.weights(scores_XML), v_XLH)
-                    )
+                    if sinks_XR is not None:
+                        sinks_XR = F.pad(sinks_XR, (0, scores_XML.shape[1] - rows))
+                    weights_XMCS = self._splits.weights(scores_XML, sinks_XR)
+                    out_XMH = sum_splits(self._products.sums(weights_XMCS, v_XLH))
                 out_KTGH[some, part] = out_XMH[:, :rows].view(q_XTGH.shape)
         return out_TNH
 
