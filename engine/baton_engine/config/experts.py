@@ -24,6 +24,9 @@ class ExpertsConfig:
     `shared_size` is the inner size of the MLP that computes every token beside the chosen experts,
     0 if there is none; with `shared_gate`, its output is multiplied by a sigmoid of a product of
     its input.
+
+    With `bias`, the products of the router and of the experts have one. With `swiglu_limit`, an
+    expert has gpt-oss' gate (see layers.experts.ClampedSwiGLU), of which `swiglu_alpha` is part.
     """
 
     num_experts: int
@@ -39,3 +42,6 @@ class ExpertsConfig:
     group_score: Literal["max", "two_best"] = "max"
     shared_size: int = 0
     shared_gate: bool = False
+    bias: bool = False
+    swiglu_limit: float | None = None
+    swiglu_alpha: float = 1.0

@@ -23,6 +23,7 @@ GROUP = "baton.model_families"
 # Architecture -> the place of its Family.
 BUILT_IN: Mapping[str, str] = {
     "Gemma2ForCausalLM": "baton_engine.models.gemma2.config:FAMILY",
+    "GptOssForCausalLM": "baton_engine.models.gpt_oss.config:FAMILY",
     "LlamaForCausalLM": "baton_engine.models.llama:FAMILY",
     "MistralForCausalLM": "baton_engine.models.mistral:FAMILY",
     "Phi3ForCausalLM": "baton_engine.models.phi3.config:FAMILY",

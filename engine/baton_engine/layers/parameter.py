@@ -20,16 +20,18 @@ from baton_engine.layers.ops import TORCH_OPS, Ops
 
 @dataclass(frozen=True, slots=True)
 class Parameter:
-    """Where a tensor of the checkpoint goes: `place` is a tensor of the model, or some of its rows.
-    `offset` is added to the loaded values."""
+    """Where a tensor of the checkpoint goes: `place` is a tensor of the model, or a view of it.
+    `offset` is added to the loaded values. `whole` is the shape of the checkpoint's tensor if the
+    place divides its last dimension into several."""
 
     place: torch.Tensor
     offset: float = 0.0
+    whole: tuple[int, ...] | None = None
 
     @property
     def shape(self) -> tuple[int, ...]:
         """The shape that the checkpoint's tensor must have."""
-        return tuple(self.place.shape)
+        return tuple(self.place.shape) if self.whole is None else self.whole
 
     @property
     def dtype(self) -> torch.dtype:
@@ -38,7 +40,7 @@ class Parameter:
 
     def load(self, tensor: torch.Tensor) -> None:
         """Convert a tensor of any dtype on any device, and store it."""
-        self.place.copy_(tensor)
+        self.place.copy_(tensor.view(self.place.shape))
         if self.offset:
             self.place.add_(self.offset)
 
@@ -91,6 +93,14 @@ class WeightSlots:
         if name in self.parameters:
             raise AssertionError(f"parameter {name} declared twice")
         self.parameters[name] = parameter
+
+    def empty(self, *shape: int) -> torch.Tensor:
+        """A tensor whose views fill() declares."""
+        return torch.empty(*shape, dtype=self.dtype, device=self.device)
+
+    def fill(self, name: str, place: torch.Tensor, whole: tuple[int, ...] | None = None) -> None:
+        """Declare that one checkpoint entry fills a view of a tensor; see Parameter."""
+        self._declare(name, Parameter(place, whole=whole))
 
     def product(
         self, name: str, weight_OI: torch.Tensor, bias_O: torch.Tensor | None = None

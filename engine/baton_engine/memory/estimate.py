@@ -64,12 +64,21 @@ def count_weights(config: ModelConfig) -> int:
     """Number of parameters of this model."""
     hidden, width = config.hidden_size, config.head_dim
     queries, keys = config.num_heads * width, config.num_kv_heads * width
-    layer = hidden * (2 * queries + 2 * keys + 3 * config.intermediate_size)
-    layer += (4 if config.norms_after else 2) * hidden
+    layer = hidden * (2 * queries + 2 * keys) + config.num_heads * config.attention_sinks
+    layer += _mlp_weights(config) + (4 if config.norms_after else 2) * hidden
     layer += (queries + 2 * keys) * config.qkv_bias + hidden * config.output_bias
-    layer += (2 * config.intermediate_size + hidden) * config.mlp_bias + 2 * width * config.qk_norm
+    layer += 2 * width * config.qk_norm
     heads = 1 if config.tied else 2
     return heads * config.vocab_size * hidden + config.num_layers * layer + hidden
+
+
+def _mlp_weights(config: ModelConfig) -> int:
+    """The weights of a layer's MLP, or of its router and all its experts."""
+    hidden, size, experts = config.hidden_size, config.intermediate_size, config.experts
+    if experts is None:
+        return 3 * hidden * size + (2 * size + hidden) * config.mlp_bias
+    each = 3 * hidden * experts.size + (2 * experts.size + hidden) * experts.bias
+    return experts.num_experts * (hidden + experts.bias + each)
 
 
 def weight_bytes(demand: MemoryDemand) -> int:
@@ -139,6 +148,8 @@ def _layers_bytes(demand: MemoryDemand, tokens: int) -> int:
     heads = config.num_heads + 2 * config.num_kv_heads
     attention = (2 * heads + config.num_heads) * config.head_dim
     mlp = 4 * config.intermediate_size
+    if config.experts is not None:
+        mlp = config.experts.top_k * (2 * config.hidden_size + 4 * config.experts.size)
     if config.activation == "gelu_tanh" and demand.kernels == "torch":
         # The gate and its gelu are in float32.
         mlp = 2 * config.intermediate_size * (demand.item + FLOAT32_BYTES) // demand.item

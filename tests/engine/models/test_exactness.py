@@ -31,6 +31,7 @@ MAIN = (
     "qwen3-window",
     "phi3-partial-window",
     "gemma2",
+    "gpt-oss",
 )
 
 Report = Callable[[str, object], None]

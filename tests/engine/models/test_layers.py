@@ -151,7 +151,9 @@ def test_the_two_best_logits_of_a_bfloat16_model_are_never_equal(
         assert best.logprob > second.logprob
 
 
-@pytest.mark.parametrize("name", ["llama-gqa1", "qwen3-gqa4", "phi3-long-rope", "gemma2"])
+@pytest.mark.parametrize(
+    "name", ["llama-gqa1", "qwen3-gqa4", "phi3-long-rope", "gemma2", "gpt-oss"]
+)
 def test_bfloat16_is_finite_and_close_to_float32(
     name: str, tiny_model: Callable[[str], Path]
 ) -> None:

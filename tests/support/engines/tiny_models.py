@@ -65,6 +65,12 @@ LLAMA3_ROPE = {
     "high_freq_factor": 4.0,
     "original_max_position_embeddings": 256,
 }
+YARN_ROPE = {
+    "rope_type": "yarn",
+    "rope_theta": 10000.0,
+    "factor": 8.0,
+    "original_max_position_embeddings": 128,
+}
 # The factors of 6 frequencies. With `original_max_position_embeddings` of 1, transformers uses the
 # long ones in every sequence, and with MAX_POSITIONS the short ones.
 LONGROPE = {
@@ -75,10 +81,10 @@ LONGROPE = {
     "long_factor": [1.0, 2.0, 4.5, 8.0, 16.0, 30.0],
 }
 
-# Together they cover Llama, Qwen3, Mistral, Phi-3 and Gemma 2; GQA 1, 2 and 4; tied and untied
-# embeddings; bias; head_dim other than hidden / heads; Llama 3 rope scaling; partial rope; soft
-# caps; and windows, in all layers and in every other, that are shorter than most prompts and not a
-# multiple of the block size.
+# Together they cover Llama, Qwen3, Mistral, Phi-3, Gemma 2 and gpt-oss; GQA 1, 2 and 4; tied and
+# untied embeddings; bias; head_dim other than hidden / heads; Llama 3 rope scaling; partial rope;
+# soft caps; sinks; experts; and windows, in all layers and in every other, that are shorter than
+# most prompts and not a multiple of the block size.
 TINY_MODELS: dict[str, Tiny] = {
     "llama-gqa1": Tiny("llama", 0.15, _sizes(4, 4, layers=3)),
     "llama-gqa2-tied": Tiny("llama", 0.2, {**_sizes(4, 2), "tie_word_embeddings": True}),
@@ -115,6 +121,18 @@ TINY_MODELS: dict[str, Tiny] = {
             "final_logit_softcapping": 3.0,
         },
         embed_std=0.03,
+    ),
+    # A window in the first layer and sinks in both; the default rope is yarn.
+    "gpt-oss": Tiny(
+        "gpt_oss",
+        0.2,
+        {
+            **_sizes(4, 2),
+            "head_dim": 32,
+            "sliding_window": 40,
+            "num_local_experts": 5,
+            "num_experts_per_tok": 2,
+        },
     ),
 }
 # More families and settings, for the engine's own tests.
@@ -162,6 +180,36 @@ MORE_MODELS: dict[str, Tiny] = {
             "attn_logit_softcapping": 5.0,
         },
         embed_std=0.03,
+    ),
+    # Windows in other layers than by default, and a gate that is clamped often.
+    "gpt-oss-gqa4": Tiny(
+        "gpt_oss",
+        0.25,
+        {
+            **_sizes(8, 2, hidden=96, layers=3),
+            "head_dim": 16,
+            "sliding_window": 33,
+            "layer_types": ["full_attention", "sliding_attention", "sliding_attention"],
+            "num_local_experts": 7,
+            "num_experts_per_tok": 3,
+            "swiglu_limit": 0.5,
+            "swiglu_alpha": 1.2,
+            "rope_parameters": YARN_ROPE,
+        },
+    ),
+    "gpt-oss-one-expert": Tiny(
+        "gpt_oss",
+        0.2,
+        {
+            **_sizes(4, 4),
+            "head_dim": 24,
+            "intermediate_size": 40,
+            "num_local_experts": 3,
+            "num_experts_per_tok": 1,
+            "attention_bias": False,
+            "tie_word_embeddings": True,
+            "layer_types": ["full_attention"] * 2,
+        },
     ),
     "qwen2": Tiny("qwen2", 0.2, {**_sizes(4, 2), "tie_word_embeddings": True}),
     "qwen2-mha-head40": Tiny("qwen2", 0.15, _sizes(3, 3, hidden=120)),
