@@ -7,13 +7,15 @@ Both spellings are read: `rope_theta` + `rope_scaling` (transformers 4) and `rop
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 from baton_engine.config.config_json import ROPE_PARTS, ConfigFields
 from baton_engine.config.model_config import RopeConfig
-from baton_engine.errors import UnsupportedModel
+from baton_engine.errors import ModelError, UnsupportedModel
 
 ROPE_TYPES = ("default", "linear", "llama3")
+PARTIAL = "partial_rotary_factor"
 
 
 def rope_settings(values: Mapping[str, Any]) -> dict[str, Any]:
@@ -58,3 +60,30 @@ def read_rope(values: Mapping[str, Any]) -> RopeConfig:
             "original_max_position_embeddings", values.get("max_position_embeddings")
         ),
     )
+
+
+def read_partial_rope(values: Mapping[str, Any], default: float) -> RopeConfig:
+    """Rope of a family that rotates only a part of each head, by default this part."""
+    given = ConfigFields({PARTIAL: values.get(PARTIAL), **rope_settings(values)})
+    partial = given.number(PARTIAL, default)
+    without = {
+        part: {key: value for key, value in (values.get(part) or {}).items() if key != PARTIAL}
+        for part in ROPE_PARTS
+    }
+    rope = replace(read_rope({**values, PARTIAL: None, **without}), partial=partial)
+    check_rotary_dim(values, rope)
+    return rope
+
+
+def check_rotary_dim(values: Mapping[str, Any], rope: RopeConfig) -> int:
+    """The number of dimensions of a head that are rotated. Raises ModelError if it is odd or more
+    than a head has."""
+    fields = ConfigFields(values)
+    hidden, heads = fields.integer("hidden_size"), fields.integer("num_attention_heads")
+    rotary_dim = rope.rotary_dim(fields.integer("head_dim", hidden // heads))
+    if rope.partial > 1 or rotary_dim % 2:
+        raise ModelError(
+            f"config.json: {PARTIAL} {rope.partial} rotates {rotary_dim} numbers of "
+            "each head; expected an even number of at most head_dim"
+        )
+    return rotary_dim
