@@ -31,6 +31,8 @@ MAIN = (
     "qwen3-window",
     "phi3-partial-window",
     "gemma2",
+    "glm4-moe",
+    "qwen2-moe-window-tied",
 )
 
 Report = Callable[[str, object], None]
