@@ -44,8 +44,7 @@ MODELS: Mapping[str, str] = {
     "qwen2-moe": "a shared MLP with a gate, weights not normalised",
     "qwen3-moe-bias-odd": "an odd number of experts, a layer without",
     "olmoe-clip-tied": "norms of all of q and k, bounds of q, k and v",
-    "glm4-moe": "experts chosen by a sigmoid and a bias, a float32 router",
-    "glm4-moe-groups-tied": "groups of experts, two shared",
+    "glm4-moe-groups-tied": "groups of experts, chosen by a sigmoid and a bias; float32 router",
 }
 DTYPES = ("float32", "bfloat16")
 
