@@ -159,7 +159,8 @@ def test_ids_over_http_equal_those_of_transformers(
 
 
 @pytest.mark.long
-@pytest.mark.parametrize("cell", [*(c for c in ALL_CELLS if c not in SHORT), *EXPERT_CELLS], ids=str
+@pytest.mark.parametrize(
+    "cell", [*(c for c in ALL_CELLS if c not in SHORT), *EXPERT_CELLS], ids=str
 )
 def test_ids_over_http_equal_those_of_transformers_in_the_full_product(
     cell: Cell, tiny_model: Callable[[str], Path], record_property: Callable[[str, object], None]
