@@ -16,7 +16,7 @@ from baton_engine.errors import ModelError, UnsupportedModel
 from baton_engine.layers.parameter import WeightSlots
 from baton_engine.memory.estimate import count_weights
 from baton_engine.models.gpt_oss.config import EXPERT_KEYS
-from baton_engine.models.gpt_oss.model import make_experts
+from baton_engine.models.gpt_oss.model import fused_experts
 
 GPT_OSS: dict[str, Any] = {
     "architectures": ["GptOssForCausalLM"],
@@ -83,7 +83,7 @@ def test_mxfp4_is_refused_with_what_is_supported(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"num_experts_per_tok": 6}, "num_experts_per_tok is 6; there are 5 experts"),
+        ({"num_experts_per_tok": 6}, "num_experts_per_tok is 6; expected at most 5"),
         ({"num_local_experts": 0}, "num_local_experts is 0"),
         ({"swiglu_limit": -1}, "swiglu_limit is -1"),
     ],
@@ -102,9 +102,9 @@ def test_columns_of_gate_and_up_in_turn_become_rows_first_those_of_the_gate(
     assert config.experts is not None
     count, size, hidden = 5, config.experts.size, config.hidden_size
     slots = WeightSlots(torch.float32, torch.device("cpu"))
-    weights = make_experts(slots, "experts", hidden, config.experts)
+    weights = fused_experts(slots, "mlp.experts", hidden, config.experts)
     stored = {
-        f"experts.{name}": torch.randn(shape)
+        f"mlp.experts.{name}": torch.randn(shape)
         for name, shape in {
             "gate_up_proj": (count, hidden, 2 * size),
             "gate_up_proj_bias": (count, 2 * size),
@@ -117,14 +117,14 @@ def test_columns_of_gate_and_up_in_turn_become_rows_first_those_of_the_gate(
     }
     for name, parameter in slots.parameters.items():
         parameter.load(stored[name])
-    columns, bias = stored["experts.gate_up_proj"], stored["experts.gate_up_proj_bias"]
+    columns, bias = stored["mlp.experts.gate_up_proj"], stored["mlp.experts.gate_up_proj_bias"]
     gate, up = columns[..., 0::2], columns[..., 1::2]
     assert torch.equal(weights.gate_up_EGD, torch.cat((gate, up), -1).transpose(1, 2))
     assert weights.gate_up_bias_EG is not None
     assert torch.equal(weights.gate_up_bias_EG, torch.cat((bias[:, 0::2], bias[:, 1::2]), 1))
-    assert torch.equal(weights.down_EDF, stored["experts.down_proj"].transpose(1, 2))
+    assert torch.equal(weights.down_EDF, stored["mlp.experts.down_proj"].transpose(1, 2))
     assert weights.down_bias_ED is not None
-    assert torch.equal(weights.down_bias_ED, stored["experts.down_proj_bias"])
+    assert torch.equal(weights.down_bias_ED, stored["mlp.experts.down_proj_bias"])
     assert weights.gate_up_EGD.is_contiguous()
     assert weights.down_EDF.is_contiguous()
 

@@ -14,13 +14,19 @@ from baton_engine.config.config_json import DTYPES, ROPE_PARTS, ConfigFields
 from baton_engine.config.dense import Dense
 from baton_engine.config.experts import ExpertsConfig
 from baton_engine.config.families import Family
+from baton_engine.config.mixture import all_layers, read_experts
 from baton_engine.config.model_config import ModelConfig, RopeConfig
 from baton_engine.config.rope import read_rope
 from baton_engine.config.windows import Windows
-from baton_engine.errors import ModelError, UnsupportedModel
+from baton_engine.errors import UnsupportedModel
 
 # Defaults of the config class that other families do not have.
-DEFAULTS: Mapping[str, Any] = {"attention_bias": True, "num_key_value_heads": 8}
+DEFAULTS: Mapping[str, Any] = {
+    "attention_bias": True,
+    "num_experts_per_tok": 4,
+    "num_key_value_heads": 8,
+    "num_local_experts": 128,
+}
 DEFAULT_THETA = 150000.0
 DEFAULT_ROPE: Mapping[str, Any] = {
     "rope_type": "yarn",
@@ -43,22 +49,16 @@ def read(values: Mapping[str, Any], generation: Mapping[str, Any]) -> ModelConfi
             f"quantization_config {method!r} is not supported for gpt-oss; supported: checkpoints "
             f"whose experts are not quantized, in {', '.join(DTYPES)}"
         )
-    rest = {key: value for key, value in values.items() if key not in EXPERT_KEYS}
-    config = DENSE.read({**DEFAULTS, **rest}, generation)
-    return replace(config, attention_sinks=True, experts=read_experts(values, config.num_layers))
+    return replace(DENSE.read({**DEFAULTS, **values}, generation), attention_sinks=True)
 
 
-def read_experts(values: Mapping[str, Any], layers: int) -> ExpertsConfig:
+def read_gpt_oss_experts(values: Mapping[str, Any]) -> ExpertsConfig:
     fields = ConfigFields(values)
-    count = fields.integer("num_local_experts", 128)
-    chosen = fields.integer("num_experts_per_tok", 4)
-    if chosen > count:
-        raise ModelError(f"config.json: num_experts_per_tok is {chosen}; there are {count} experts")
-    return ExpertsConfig(
-        num_experts=count,
-        top_k=chosen,
-        size=fields.integer("intermediate_size"),
-        layers=(True,) * layers,
+    return read_experts(
+        values,
+        all_layers(values),
+        count="num_local_experts",
+        size="intermediate_size",
         scoring="softmax_of_chosen",
         renormalize=False,
         bias=True,
@@ -81,6 +81,8 @@ DENSE = Dense(
     default_eps=1e-5,
     windows=Windows("alternating", 128),
     rope=read_gpt_oss_rope,
+    experts=read_gpt_oss_experts,
+    more_keys=EXPERT_KEYS,
 )
 FAMILY = Family(
     read=read,

@@ -3,41 +3,28 @@
 The checkpoint has the experts of a layer in fused, transposed tensors, whose columns are those of
 gate and up in turn. They are loaded into rows, first those of the gate.
 
-Shapes: T tokens of the step, D hidden size, E experts, F inner size of an expert, G = 2 F.
+Shapes: D hidden size, E experts, F inner size of an expert, G = 2 F.
 """
 
 from __future__ import annotations
 
-import torch
-
 from baton_engine.config.experts import ExpertsConfig
-from baton_engine.config.model_config import ModelConfig
-from baton_engine.layers.decoder_layers import Linear
-from baton_engine.layers.expert_routes import choose_experts
 from baton_engine.layers.experts import ClampedSwiGLU, ExpertWeights
+from baton_engine.layers.moe import MoE
 from baton_engine.layers.parameter import WeightSlots
 from baton_engine.models.decoder import Decoder, DecoderLayer
 
 
-class GptOssMoE:
-    """The sum of the outputs of each token's experts, times their weights."""
+class GptOssMoE(MoE):
+    router_name = "router"
 
-    def __init__(
-        self, slots: WeightSlots, name: str, config: ModelConfig, experts: ExpertsConfig
-    ) -> None:
-        self._config, self._ops = experts, slots.ops
-        hidden = config.hidden_size
-        self._router = Linear(
-            slots, [f"{name}.router"], [experts.num_experts], hidden, experts.bias
-        )
-        self._weights = make_experts(slots, f"{name}.experts", hidden, experts)
-
-    def __call__(self, x_TD: torch.Tensor) -> torch.Tensor:
-        routes = choose_experts(self._router(x_TD).float(), self._config)
-        return self._ops.experts(x_TD, routes, self._weights)
+    def make_experts(
+        self, slots: WeightSlots, name: str, here: str, hidden: int, experts: ExpertsConfig
+    ) -> ExpertWeights:
+        return fused_experts(slots, f"{here}.experts", hidden, experts)
 
 
-def make_experts(
+def fused_experts(
     slots: WeightSlots, name: str, hidden: int, experts: ExpertsConfig
 ) -> ExpertWeights:
     """Weights that the tensors `gate_up_proj` [E, D, G] and `down_proj` [E, F, D] of a checkpoint
@@ -57,9 +44,7 @@ def make_experts(
 
 
 class GptOssLayer(DecoderLayer):
-    def make_mlp(self, slots: WeightSlots, name: str, layer: int, config: ModelConfig) -> GptOssMoE:
-        assert config.experts is not None
-        return GptOssMoE(slots, name, config, config.experts)
+    moe_type = GptOssMoE
 
 
 class GptOss(Decoder):
