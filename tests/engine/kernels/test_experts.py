@@ -4,6 +4,7 @@ same bits for a token whatever is beside it."""
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 from typing import NamedTuple
 
 import pytest
@@ -62,7 +63,10 @@ def weights_of(case: Case, dtype: torch.dtype, kernels: Kernels, *, clamped: boo
         (noise(experts, *shape, dtype=dtype, seed=number) / shape[-1] ** 0.5).to(place(kernels))
         for number, shape in enumerate(shapes)
     ]
-    return ExpertWeights(*made, ClampedSwiGLU(1.7, 0.8)) if clamped else ExpertWeights(*made[:2])
+    gate_up, down, gate_up_bias, down_bias = made
+    if not clamped:
+        return ExpertWeights(gate_up, down)
+    return ExpertWeights(gate_up, down, gate_up_bias, down_bias, ClampedSwiGLU(1.7, 0.8))
 
 
 def place(kernels: Kernels) -> torch.device:
@@ -80,9 +84,8 @@ def compute(
     x: torch.Tensor, routes: Routes, weights: ExpertWeights, kernels: Kernels
 ) -> torch.Tensor:
     """Weights stay as they are: packing overwrites a copy."""
-    copy = ExpertWeights(
-        *(weights.gate_up_EGD.clone(), weights.down_EDF.clone()),
-        *(weights.gate_up_bias_EG, weights.down_bias_ED, weights.clamped),
+    copy = replace(
+        weights, gate_up_EGD=weights.gate_up_EGD.clone(), down_EDF=weights.down_EDF.clone()
     )
     ops = ops_for(kernels)
     with poisoned():
