@@ -68,7 +68,8 @@ GATES = COLUMNS // 2
 MOST_TOKENS, LEAST_TOKENS = 512, 64
 THREAD_BLOCKS = 4
 
-_FEATURES = llvm.get_host_cpu_features()
+# NUMBA_CPU_NAME compiles for another CPU than this one.
+_FEATURES = {} if numba.config.CPU_NAME else llvm.get_host_cpu_features()
 _NATIVE, _WIDE = (bool(_FEATURES.get(name)) for name in ("avx512bf16", "avx512f"))
 _ONE_ROW, _TWO_ROWS, _FOUR_ROWS, _SIX_ROWS = (
     block_product(rows, False, False, _WIDE) for rows in (1, 2, 4, 6)
