@@ -12,7 +12,7 @@ import torch
 
 from baton_engine.attention.selector import Kernels
 from baton_engine.build import ops_for
-from baton_engine.cpu_kernels.experts import LEAST_TOKENS, PackedExperts
+from baton_engine.cpu_kernels.experts import PART_PAIRS, PackedExperts
 from baton_engine.layers.experts import ClampedSwiGLU, ExpertWeights, Routes, experts_twin
 from baton_engine.layers.triton_experts import TILE_32_BITS, most_tiles
 from tests.support.engines.kernels import DEVICE, assert_close, noise, poisoned
@@ -127,8 +127,8 @@ def test_a_token_has_the_same_bits_alone_and_beside_any_others(
 @pytest.mark.usefixtures("two_threads")
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_a_token_has_the_same_bits_with_any_number_of_threads(dtype: torch.dtype) -> None:
-    """Few blocks: two threads divide the tokens, too."""
-    case = Case(2 * LEAST_TOKENS + 5, 6, 3, 70, 40)
+    """Experts have several parts, which threads compute side by side."""
+    case = Case(2 * PART_PAIRS + 5, 2, 1, 70, 40)
     weights = weights_of(case, dtype, "torch", clamped=False)
     x, routes = inputs_of(case, dtype, "torch")
     divided = compute(x, routes, weights, "torch")
