@@ -4,7 +4,8 @@ The axes of the matrix are model, nodes, chunked prefill, size of the KV pool, o
 tier. Each cell runs every prompt length, alone and 16 at once, cold and warm. A cell with a tight
 KV pool also runs more requests at once than the pool holds. `make test` runs one cell for each
 number of nodes, and each switch is on in one cell and off in another. `make test-long` runs all
-cells, and one of each model with experts. The references are `transformers generate` in fp32 (see tests/support/engines/exactness).
+cells, and one of each model with experts. The references are `transformers generate` in fp32 (see
+tests/support/engines/exactness).
 """
 
 from __future__ import annotations
