@@ -368,7 +368,7 @@ def experts(setup: Setup, model: str, tokens: int) -> Trial:
     scores_TE = torch.rand(tokens, count, device=setup.device)
     ids_TC = scores_TE.topk(chosen).indices.sort(-1).values
     routes = Routes(ids_TC, torch.rand(tokens, chosen, device=setup.device))
-    used = len(ids_TC.unique())
+    used = len(set(ids_TC.flatten().tolist()))
     return Trial(
         run=lambda: (ops_for("triton").experts(x_TD, routes, weights),),
         expected=(_wide_experts(x_TD, routes, weights),),
@@ -383,10 +383,12 @@ def experts(setup: Setup, model: str, tokens: int) -> Trial:
 
 def _wide_experts(x_TD: torch.Tensor, routes: Routes, weights: ExpertWeights) -> torch.Tensor:
     """The twin in float32."""
-    biases = weights.gate_up_bias_EG, weights.down_bias_ED
+    gate_up_bias_EG, down_bias_ED = weights.gate_up_bias_EG, weights.down_bias_ED
     wide = ExpertWeights(
-        *(weights.gate_up_EGD.float(), weights.down_EDF.float()),
-        *(None if bias is None else bias.float() for bias in biases),
+        weights.gate_up_EGD.float(),
+        weights.down_EDF.float(),
+        None if gate_up_bias_EG is None else gate_up_bias_EG.float(),
+        None if down_bias_ED is None else down_bias_ED.float(),
         weights.clamped,
     )
     return experts_twin(x_TD.float(), routes, wide)

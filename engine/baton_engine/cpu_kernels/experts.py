@@ -4,9 +4,9 @@ In: rows x [T, D], and the experts of each with their weights. Out: [T, D].
 
 Pairs of a token and one of its experts are sorted by expert, so that an expert's weights are read
 once per step. The weights are packed in blocks of 64 outputs. A block fits the cache, and is
-multiplied with all rows of its expert, six at a time. Threads take blocks in turn: for gate and up
-one of an expert, whose inner numbers follow at once; for down one of all experts in ascending
-order, whose outputs are added up at once.
+multiplied with all rows of its expert, six at a time. Threads take in turn what is a block of an
+expert and a part of its rows: first for gate and up, whose inner numbers follow at once, then for
+down. Who finishes the last part of a block of down adds up the outputs of each token's experts.
 
 An output is one chain of additions over the inputs, in the same order for any number of rows, and a
 token's experts are added one by one in float32. So the bits of a token depend neither on others nor
@@ -18,7 +18,7 @@ GFLOP/s in float32, and 190 in bfloat16, which are the CPU's limits; steps of 1 
 15 to 17 GB/s, as a sum over a large array does.
 
 Shapes: T tokens, D hidden size, E experts, C experts of a token, F inner size of an expert,
-G = 2 F, P = T C pairs, U used experts, S ranges of tokens; B blocks, I words of 32 bits of a row
+G = 2 F, P = T C pairs, U parts of experts; B blocks, I words of 32 bits of a row
 (one float32 or two bfloat16), W outputs of a block.
 """
 
@@ -34,7 +34,7 @@ import numpy.typing as npt
 import torch
 import torch.nn.functional as F
 
-from baton_engine.cpu_kernels.numbers import ONE, exponential, store_numbers
+from baton_engine.cpu_kernels.numbers import ONE, exponential, number_at, store_numbers
 from baton_engine.cpu_kernels.openmp import COUNTER, NONE_TAKEN, inlined, run_kernel
 from baton_engine.cpu_kernels.silu import silu_product
 from baton_engine.cpu_kernels.vectors import (
@@ -43,15 +43,15 @@ from baton_engine.cpu_kernels.vectors import (
     add,
     block_product,
     broadcast,
+    count_finished,
     divide,
     larger,
     load,
-    load_index,
+    load_address,
     load_number,
     multiply,
     rounded_to_bf16,
     smaller,
-    store,
     store_address,
     subtract,
     take_next,
@@ -63,12 +63,11 @@ WORD = 4
 ROWS, ROW_SUMS = 6, 4 * COLUMNS
 # Gates of a block, which has as many outputs of up after them.
 GATES = COLUMNS // 2
-# Tokens whose experts are added up by one thread for a block: at most, and at least if there are
-# few blocks per thread.
-MOST_TOKENS, LEAST_TOKENS = 512, 64
-THREAD_BLOCKS = 4
+# Pairs of an expert that a thread computes at a time, at most.
+PART_PAIRS = 192
 
-_FEATURES = llvm.get_host_cpu_features()
+# NUMBA_CPU_NAME compiles for another CPU than this one.
+_FEATURES = {} if numba.config.CPU_NAME else llvm.get_host_cpu_features()
 _NATIVE, _WIDE = (bool(_FEATURES.get(name)) for name in ("avx512bf16", "avx512f"))
 _ONE_ROW, _TWO_ROWS, _FOUR_ROWS, _SIX_ROWS = (
     block_product(rows, False, False, _WIDE) for rows in (1, 2, 4, 6)
@@ -77,16 +76,17 @@ _ONE_BF16_ROW, _TWO_BF16_ROWS, _FOUR_BF16_ROWS, _SIX_BF16_ROWS = (
     block_product(rows, True, _NATIVE, _WIDE) for rows in (1, 2, 4, 6)
 )
 
-# The argument of both kernels. The addresses are of arrays: `experts` int32 [U], the used experts;
-# `begins` int32 [S + 1, U], each one's first pair of a range of `range` tokens, and its end;
-# `pair_tokens` int32 [P] and `factors` float32 [P] of the sorted pairs; `weights` [E, B, I, 64];
-# `bias` float32 [E, B, 64], or 0; `source` and `target`, rows of `inputs` and `outputs` numbers.
+# The argument of both kernels. The addresses are of arrays: `parts` int64 [U, 3], an expert and its
+# pairs [begin, end); `order` int64 [P], the sorted pairs; `weights` [E, B, I, 64]; `bias` float32
+# [E, B, 64], or 0; `source` and `target`, rows of `inputs` and `outputs` numbers. Outputs of down
+# have the order of unsorted pairs. They are added up, each times one of `factors` float32 [P], in
+# `sums` [T, `outputs`], when `finished` int64 [B] has counted all parts of a block.
 _EXPERTS = np.dtype(
     [
         COUNTER,
-        *((name, np.int64) for name in ("used", "ranges", "range", "tokens")),
-        *((name, np.int64) for name in ("experts", "begins", "pair_tokens", "factors")),
+        *((name, np.int64) for name in ("tokens", "chosen", "part_count", "parts", "order")),
         *(("clamped", np.int64), ("alpha", np.float32), ("limit", np.float32)),
+        *((name, np.int64) for name in ("factors", "finished", "sums")),
         *((name, np.int64) for name in ("blocks", "words", "weights", "bias")),
         *((name, np.int64) for name in ("source", "inputs", "target", "outputs")),
     ],
@@ -134,36 +134,36 @@ def pack_experts(
 def multiply_experts(
     x_TD: torch.Tensor, ids_TC: torch.Tensor, weights_TC: torch.Tensor, packed: PackedExperts
 ) -> torch.Tensor:
-    """The sum [T, D] of the outputs of each token's experts, times their weights. The ids of a
-    token's experts ascend."""
+    """The sum [T, D] of the outputs of each token's experts, times their weights."""
     tokens, hidden = x_TD.shape
     if not tokens:
         return torch.empty_like(x_TD)
+    pairs, dtype = ids_TC.numel(), packed.dtype
     _, inner_blocks, words, _ = packed.gate_up_EBIW.shape
     blocks = packed.down_EBIW.shape[1]
-    missing = words * WORD // packed.dtype.itemsize - hidden
+    missing = words * WORD // dtype.itemsize - hidden
     x_TD = F.pad(x_TD, (0, missing)) if missing else x_TD.contiguous()
-    size = _range_size(tokens, blocks)
-    order_P, used_U, begins_SU = _sorted(ids_TC.numpy(), size)
-    tokens_P = (order_P // ids_TC.shape[1]).astype(np.int32)
-    factors_P = weights_TC.numpy().reshape(-1)[order_P]
-    inner_PF = torch.empty(len(order_P), inner_blocks * GATES, dtype=packed.dtype)
-    out_TD = torch.empty(tokens, blocks * COLUMNS, dtype=packed.dtype)
+    weights_TC = weights_TC.contiguous()
+    order_P, parts_U3 = _sorted(ids_TC.numpy().reshape(-1))
+    inner_PF = torch.empty(pairs, inner_blocks * GATES, dtype=dtype)
+    out_PD = torch.empty(pairs, blocks * COLUMNS, dtype=dtype)
+    out_TD = torch.empty(tokens, blocks * COLUMNS, dtype=dtype)
+    finished_B = np.zeros(blocks, np.int64)
     common = (
-        *(len(used_U), len(begins_SU) - 1, size, tokens),
-        *(each.ctypes.data for each in (used_U, begins_SU, tokens_P, factors_P)),
+        *(NONE_TAKEN, *ids_TC.shape, len(parts_U3), parts_U3.ctypes.data, order_P.ctypes.data),
         *(packed.clamp is not None, *(packed.clamp or (0.0, 0.0))),
+        *(weights_TC.data_ptr(), finished_B.ctypes.data, out_TD.data_ptr()),
     )
-    bf16 = packed.dtype == torch.bfloat16
+    bf16 = dtype == torch.bfloat16
     task = np.zeros(1, _EXPERTS)
     task[0] = (
-        *(NONE_TAKEN, *common, *_places(packed.gate_up_EBIW, packed.gate_up_bias_EBW)),
+        *(*common, *_places(packed.gate_up_EBIW, packed.gate_up_bias_EBW)),
         *(*_rows(x_TD), *_rows(inner_PF)),
     )
     run_kernel(bf16_gate_up if bf16 else fp32_gate_up, task)
     task[0] = (
-        *(NONE_TAKEN, *common, *_places(packed.down_EBIW, packed.down_bias_EBW)),
-        *(*_rows(inner_PF), *_rows(out_TD)),
+        *(*common, *_places(packed.down_EBIW, packed.down_bias_EBW)),
+        *(*_rows(inner_PF), *_rows(out_PD)),
     )
     run_kernel(bf16_down if bf16 else fp32_down, task)
     return out_TD if out_TD.shape[1] == hidden else out_TD[:, :hidden].contiguous()
@@ -178,25 +178,20 @@ def _rows(array: torch.Tensor) -> tuple[int, int]:
     return array.data_ptr(), array.shape[1]
 
 
-def _sorted(
-    ids_TC: npt.NDArray[np.int64], size: int
-) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int32], npt.NDArray[np.int32]]:
-    """The pairs in ascending order of expert and token; the experts that have some; and where the
-    pairs of each range of `size` tokens begin."""
-    tokens, chosen = ids_TC.shape
-    flat_P = ids_TC.reshape(-1)
-    order_P = flat_P.argsort(kind="stable")
-    used_U = np.flatnonzero(np.bincount(flat_P))
-    keys_P = flat_P[order_P] * tokens + order_P // chosen
-    firsts_S = np.minimum(np.arange(0, tokens + size, size), tokens)
-    begins_SU = keys_P.searchsorted(used_U * tokens + firsts_S[:, None])
-    return order_P, used_U.astype(np.int32), begins_SU.astype(np.int32)
-
-
-def _range_size(tokens: int, blocks: int) -> int:
-    """Tokens of a range: all, unless threads would have too little to share."""
-    ranges = max(-(-tokens // MOST_TOKENS), THREAD_BLOCKS * torch.get_num_threads() // blocks, 1)
-    return max(-(-tokens // ranges), min(tokens, LEAST_TOKENS), 1)
+def _sorted(ids_P: npt.NDArray[np.int64]) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:
+    """The pairs in the order of their experts, and the parts of experts."""
+    counts = np.bincount(ids_P)
+    used = np.flatnonzero(counts)
+    counts = counts[used]
+    ends = counts.cumsum()
+    begins = ends - counts
+    if counts.max() > PART_PAIRS:
+        parts = -(-counts // PART_PAIRS)
+        each = np.arange(len(used)).repeat(parts)
+        before = np.arange(len(each)) - (parts.cumsum() - parts)[each]
+        begins = begins[each] + before * PART_PAIRS
+        used, ends = used[each], np.minimum(begins + PART_PAIRS, ends[each])
+    return ids_P.argsort(kind="stable"), np.stack([used, begins, ends], 1)
 
 
 def _packed(weight_EOI: torch.Tensor, parts: int) -> torch.Tensor:
@@ -248,16 +243,14 @@ def _gate_up(pointer: Any, bf16: bool) -> None:
     memory = np.empty(ROWS * (ROW_SUMS + 8), np.uint8)
     sums = memory.ctypes.data
     places = sums + ROWS * ROW_SUMS
-    last = task.begins + 4 * task.ranges * task.used
     turn = take_next(pointer)
-    while turn < task.used * task.blocks:
-        number, block = turn // task.blocks, turn % task.blocks
-        weights, bias = _block(task, number, block)
-        end = load_index(last + 4 * number)
-        for pair in range(load_index(task.begins + 4 * number), end, ROWS):
+    while turn < task.part_count * task.blocks:
+        part, block = turn // task.blocks, turn % task.blocks
+        weights, bias, begin, end = _part(task, part, block)
+        for pair in range(begin, end, ROWS):
             count = min(ROWS, end - pair)
             for row in range(ROWS):
-                token = load_index(task.pair_tokens + 4 * (pair + min(row, count - 1)))
+                token = load_address(task.order + 8 * (pair + min(row, count - 1))) // task.chosen
                 store_address(places + 8 * row, task.source + token * row_bytes)
             _multiply(weights, places, count, task.words, sums, bf16)
             for row in range(count):
@@ -274,48 +267,50 @@ def _gate_up(pointer: Any, bf16: bool) -> None:
 def _down(pointer: Any, bf16: bool) -> None:
     task = numba.carray(pointer, 1)[0]
     row_bytes = task.inputs * (2 if bf16 else 4)
-    memory = np.empty(ROWS * (ROW_SUMS + 8) + task.range * ROW_SUMS, np.uint8)
+    memory = np.empty(ROWS * (ROW_SUMS + 8), np.uint8)
     sums = memory.ctypes.data
     places = sums + ROWS * ROW_SUMS
-    totals = places + ROWS * 8
     turn = take_next(pointer)
-    while turn < task.ranges * task.blocks:
+    while turn < task.part_count * task.blocks:
         part, block = turn // task.blocks, turn % task.blocks
-        first = part * task.range
-        tokens = min(task.range, task.tokens - first)
-        for place in range(0, tokens * ROW_SUMS, 4 * LANES):
-            store(totals + place, zeros())
-        begins = task.begins + 4 * part * task.used
-        for number in range(task.used):
-            weights, bias = _block(task, number, block)
-            end = load_index(begins + 4 * (task.used + number))
-            for pair in range(load_index(begins + 4 * number), end, ROWS):
-                count = min(ROWS, end - pair)
-                for row in range(ROWS):
-                    source = task.source + (pair + min(row, count - 1)) * row_bytes
-                    store_address(places + 8 * row, source)
-                _multiply(weights, places, count, task.words, sums, bf16)
-                for row in range(count):
-                    token = load_index(task.pair_tokens + 4 * (pair + row)) - first
-                    factor = broadcast(load_number(task.factors + 4 * (pair + row)))
-                    for place in range(0, COLUMNS, LANES):
-                        output = _rounded(_output(sums, bias, row, place), bf16)
-                        total = totals + token * ROW_SUMS + 4 * place
-                        store(total, add(load(total), multiply(output, factor)))
-        for token in range(tokens):
-            target = (first + token) * task.outputs + block * COLUMNS
-            for place in range(0, COLUMNS, LANES):
-                total = _rounded(load(totals + token * ROW_SUMS + 4 * place), bf16)
-                store_numbers(task.target, target + place, total, bf16)
+        weights, bias, begin, end = _part(task, part, block)
+        for pair in range(begin, end, ROWS):
+            count = min(ROWS, end - pair)
+            for row in range(ROWS):
+                source = task.source + (pair + min(row, count - 1)) * row_bytes
+                store_address(places + 8 * row, source)
+            _multiply(weights, places, count, task.words, sums, bf16)
+            for row in range(count):
+                target = load_address(task.order + 8 * (pair + row)) * task.outputs
+                for place in range(0, COLUMNS, LANES):
+                    output = _rounded(_output(sums, bias, row, place), bf16)
+                    store_numbers(task.target, target + block * COLUMNS + place, output, bf16)
+        if count_finished(task.finished + 8 * block) == task.part_count - 1:
+            _add_experts(task, block, bf16)
         turn = take_next(pointer)
 
 
 @inlined
-def _block(task: Any, number: int, block: int) -> Any:
-    """The addresses of a block's weights and biases of a used expert."""
-    index = load_index(task.experts + 4 * number) * task.blocks + block
+def _add_experts(task: Any, block: int, bf16: bool) -> None:
+    """The weighted sums of each token's experts for a block of outputs."""
+    for token in range(task.tokens):
+        for column in range(block * COLUMNS, (block + 1) * COLUMNS, LANES):
+            total = zeros()
+            for pair in range(token * task.chosen, (token + 1) * task.chosen):
+                output = number_at(task.target, pair * task.outputs + column, bf16)
+                factor = broadcast(load_number(task.factors + 4 * pair))
+                total = add(total, multiply(output, factor))
+            store_numbers(task.sums, token * task.outputs + column, _rounded(total, bf16), bf16)
+
+
+@inlined
+def _part(task: Any, part: int, block: int) -> Any:
+    """The addresses of the weights and biases of a part's block, and its pairs [begin, end)."""
+    place = task.parts + 24 * part
+    index = load_address(place) * task.blocks + block
+    weights = task.weights + index * task.words * ROW_SUMS
     bias = task.bias + index * ROW_SUMS if task.bias != 0 else 0
-    return task.weights + index * task.words * ROW_SUMS, bias
+    return weights, bias, load_address(place + 8), load_address(place + 16)
 
 
 @inlined

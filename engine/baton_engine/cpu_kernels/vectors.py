@@ -395,6 +395,18 @@ def take_next(typing: Any, counter: Any) -> tuple[Any, _Emit]:
     return types.int64(counter), emit
 
 
+@_operation
+def count_finished(typing: Any, place: Any) -> tuple[Any, _Emit]:
+    """Add 1 to the int64 at an address, and return what it was. Who gets the last number sees what
+    the threads stored that counted before."""
+
+    def emit(context: Any, builder: Any, signature: Any, given: Any) -> Any:
+        pointer = builder.inttoptr(given[0], _ADDRESS.as_pointer())
+        return builder.atomic_rmw("add", pointer, ir.Constant(_ADDRESS, 1), "acq_rel")
+
+    return types.int64(address), emit
+
+
 def _words(value: int) -> Any:
     return ir.Constant(_WORDS, [value] * LANES)
 

@@ -23,11 +23,10 @@ def variants(bf16: bool) -> Iterator[tuple[int, Any]]:
     for rows, wide, native in ((1, True, natives[-1]), (2, False, False), (6, True, natives[-1])):
         multiply = block_product(rows, bf16, native, wide)
 
-        @inlined
         def product(weights: int, places: int, sums: int, multiply: Any = multiply) -> None:
             multiply(weights, places, WORDS, sums)
 
-        yield rows, product
+        yield rows, inlined(product)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])

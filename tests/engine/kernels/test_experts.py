@@ -4,6 +4,7 @@ same bits for a token whatever is beside it."""
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 from typing import NamedTuple
 
 import pytest
@@ -11,7 +12,7 @@ import torch
 
 from baton_engine.attention.selector import Kernels
 from baton_engine.build import ops_for
-from baton_engine.cpu_kernels.experts import LEAST_TOKENS, PackedExperts
+from baton_engine.cpu_kernels.experts import PART_PAIRS, PackedExperts
 from baton_engine.layers.experts import ClampedSwiGLU, ExpertWeights, Routes, experts_twin
 from baton_engine.layers.triton_experts import TILE_32_BITS, most_tiles
 from tests.support.engines.kernels import DEVICE, assert_close, noise, poisoned
@@ -62,7 +63,10 @@ def weights_of(case: Case, dtype: torch.dtype, kernels: Kernels, *, clamped: boo
         (noise(experts, *shape, dtype=dtype, seed=number) / shape[-1] ** 0.5).to(place(kernels))
         for number, shape in enumerate(shapes)
     ]
-    return ExpertWeights(*made, ClampedSwiGLU(1.7, 0.8)) if clamped else ExpertWeights(*made[:2])
+    gate_up, down, gate_up_bias, down_bias = made
+    if not clamped:
+        return ExpertWeights(gate_up, down)
+    return ExpertWeights(gate_up, down, gate_up_bias, down_bias, ClampedSwiGLU(1.7, 0.8))
 
 
 def place(kernels: Kernels) -> torch.device:
@@ -80,9 +84,8 @@ def compute(
     x: torch.Tensor, routes: Routes, weights: ExpertWeights, kernels: Kernels
 ) -> torch.Tensor:
     """Weights stay as they are: packing overwrites a copy."""
-    copy = ExpertWeights(
-        *(weights.gate_up_EGD.clone(), weights.down_EDF.clone()),
-        *(weights.gate_up_bias_EG, weights.down_bias_ED, weights.clamped),
+    copy = replace(
+        weights, gate_up_EGD=weights.gate_up_EGD.clone(), down_EDF=weights.down_EDF.clone()
     )
     ops = ops_for(kernels)
     with poisoned():
@@ -124,8 +127,8 @@ def test_a_token_has_the_same_bits_alone_and_beside_any_others(
 @pytest.mark.usefixtures("two_threads")
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_a_token_has_the_same_bits_with_any_number_of_threads(dtype: torch.dtype) -> None:
-    """Few blocks: two threads divide the tokens, too."""
-    case = Case(2 * LEAST_TOKENS + 5, 6, 3, 70, 40)
+    """Experts have several parts, which threads compute side by side."""
+    case = Case(2 * PART_PAIRS + 5, 2, 1, 70, 40)
     weights = weights_of(case, dtype, "torch", clamped=False)
     x, routes = inputs_of(case, dtype, "torch")
     divided = compute(x, routes, weights, "torch")
