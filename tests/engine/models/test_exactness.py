@@ -32,7 +32,6 @@ MAIN = (
     "phi3-partial-window",
     "gemma2",
     "glm4-moe",
-    "qwen2-moe-window-tied",
 )
 
 Report = Callable[[str, object], None]
