@@ -148,9 +148,16 @@ def test_a_step_with_experts_takes_at_most_the_estimated_memory(
     hidden: int, experts: dict[str, Any], dtype: str
 ) -> None:
     usual: dict[str, Any] = {"num_experts": 3, "scoring": "softmax", "renormalize": True}
-    sizes = {"num_layers": 2, "num_heads": 4, "num_kv_heads": 2, "head_dim": 32}
     config = replace(
-        config_of(**{**sizes, "hidden_size": hidden, "intermediate_size": 64, "vocab_size": 320}),
+        config_of(
+            num_layers=2,
+            num_heads=4,
+            num_kv_heads=2,
+            head_dim=32,
+            hidden_size=hidden,
+            intermediate_size=64,
+            vocab_size=320,
+        ),
         architecture="Qwen3MoeForCausalLM",
         experts=ExpertsConfig(layers=(False, True), **{**usual, **experts}),
     )

@@ -33,7 +33,6 @@ MAIN = (
     "gemma2",
     "gpt-oss",
     "glm4-moe",
-    "qwen2-moe-window-tied",
 )
 
 Report = Callable[[str, object], None]

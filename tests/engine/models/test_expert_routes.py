@@ -33,7 +33,7 @@ def test_a_token_has_the_same_routes_to_the_bit_in_any_batch(config: ExpertsConf
     bias_E = torch.randn(config.num_experts) if config.choice_bias else None
     together = choose_experts(logits_TE, config, bias_E)
     for step in (1, 2, 7, 32):
-        parts = [choose_experts(part, config, bias_E) for part in logits_TE.split(step)]
+        parts = [choose_experts(part, config, bias_E) for part in torch.split(logits_TE, step)]
         assert torch.equal(torch.cat([each.ids_TC for each in parts]), together.ids_TC)
         assert torch.equal(torch.cat([each.weights_TC for each in parts]), together.weights_TC)
 
