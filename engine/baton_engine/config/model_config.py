@@ -12,6 +12,7 @@ from dataclasses import asdict, dataclass, replace
 from typing import Literal
 
 from baton_engine.config.experts import ExpertsConfig
+from baton_protocol.layout import KVField, keys_and_values
 
 Activation = Literal["silu", "gelu_tanh"]
 
@@ -55,7 +56,11 @@ class RopeConfig:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AttentionSpec:
     """Attention of one layer. A score is q k^T * scale; with a `soft_cap` c it becomes
-    c tanh(score / c). For `window`, see ModelConfig.windows."""
+    c tanh(score / c). For `window`, see ModelConfig.windows.
+
+    Heads of q and k have `head_dim` numbers, and those of v `value_dim`, by default as many. With
+    `latent`, the cache has one row per token and head: it is k, and its first numbers are v.
+    """
 
     num_heads: int
     num_kv_heads: int
@@ -63,6 +68,12 @@ class AttentionSpec:
     scale: float
     window: int | None = None
     soft_cap: float | None = None
+    value_dim: int = 0
+    latent: bool = False
+
+    def __post_init__(self) -> None:
+        if not self.value_dim:
+            object.__setattr__(self, "value_dim", self.head_dim)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -118,6 +129,10 @@ class ModelConfig:
             )
             for window in windows
         )
+
+    def kv_fields(self, dtype: str) -> tuple[KVField, ...]:
+        """What each layer keeps of a token, if K and V are kept in this dtype."""
+        return keys_and_values(self.num_kv_heads, self.head_dim, dtype)
 
     def limited_to(self, max_model_len: int | None) -> ModelConfig:
         """The config of an engine whose sequences have at most this number of tokens; None means

@@ -18,7 +18,7 @@ from baton_engine.config.step_sizes import SPLIT_KEYS
 from baton_engine.interface import Row
 from baton_protocol.ids import BlockId
 from tests.support.engines.attention_specs import batch_of, specs_of
-from tests.support.engines.small_pool import BLOCK, DIM, LAYERS, POOL, expected_of, memory_of
+from tests.support.engines.small_pool import BLOCK, DIM, LAYERS, POOL, expected_of, kv_of, memory_of
 
 
 @pytest.fixture(params=["in place", "copied"])
@@ -76,14 +76,14 @@ def test_attention_equals_the_definition(
 ) -> None:
     num_heads, kv_heads = heads
     memory, rows = memory_of(kv_heads, dtype), rows_of(SPANS[name])
-    before = memory.pool.clone()
+    before = kv_of(memory).clone()
     tokens = sum(len(row.tokens) for row in rows)
     noise = torch.Generator().manual_seed(2)
     specs = specs_of(memory.layout, num_heads, windows)
     step = TorchAttention(memory, specs, sizes).begin(batch_of(rows, memory.layout))
     for layer in range(LAYERS):
         q, k, v = (
-            torch.randn(tokens, count, DIM, generator=noise).to(memory.pool.dtype)
+            torch.randn(tokens, count, DIM, generator=noise).to(memory.fields["k"].dtype)
             for count in (num_heads, kv_heads, kv_heads)
         )
         out_TNH = step.attend(layer, q, k, v)
@@ -96,11 +96,11 @@ def test_attention_equals_the_definition(
             torch.testing.assert_close(actual, expected, rtol=near, atol=near)
             for index, position in enumerate(range(row.start, row.start + len(row.tokens))):
                 block, slot = row.blocks[position // BLOCK], position % BLOCK
-                assert torch.equal(memory.pool[block, layer, 0, :, slot], k[begin + index])
-                assert torch.equal(memory.pool[block, layer, 1, :, slot], v[begin + index])
-                before[block, :, :, :, slot] = memory.pool[block, :, :, :, slot]
+                assert torch.equal(kv_of(memory)[block, layer, 0, :, slot], k[begin + index])
+                assert torch.equal(kv_of(memory)[block, layer, 1, :, slot], v[begin + index])
+                before[block, :, :, :, slot] = kv_of(memory)[block, :, :, :, slot]
             begin = end
-    assert torch.equal(memory.pool, before)  # no other slot was written
+    assert torch.equal(kv_of(memory), before)  # no other slot was written
 
 
 @pytest.mark.usefixtures("reading")
@@ -116,14 +116,14 @@ def test_a_decode_row_reads_only_the_keys_that_it_attends_to(dtype: str) -> None
             first = max(0, row.start + 1 - window) if window else 0
             for position in range(first, row.start + 1):
                 seen[row.blocks[position // BLOCK], position % BLOCK] = True
-        memory.pool[:, layer].masked_fill_(~seen[:, None, None, :, None], torch.nan)
+        kv_of(memory)[:, layer].masked_fill_(~seen[:, None, None, :, None], torch.nan)
     step = TorchAttention(memory, specs_of(memory.layout, 4, windows)).begin(
         batch_of(rows, memory.layout)
     )
     noise = torch.Generator().manual_seed(3)
     for layer in range(LAYERS):
         q, k, v = (
-            torch.randn(len(rows), count, DIM, generator=noise).to(memory.pool.dtype)
+            torch.randn(len(rows), count, DIM, generator=noise).to(memory.fields["k"].dtype)
             for count in (4, 2, 2)
         )
         assert step.attend(layer, q, k, v).isfinite().all()
@@ -138,13 +138,15 @@ def test_a_prompt_piece_reads_only_the_keys_that_it_attends_to(dtype: str) -> No
             first = max(0, row.start + 1 - window) if window else 0
             for position in range(first, row.start + len(row.tokens)):
                 seen[row.blocks[position // BLOCK], position % BLOCK] = True
-        memory.pool[:, layer].masked_fill_(~seen[:, None, None, :, None], torch.nan)
+        kv_of(memory)[:, layer].masked_fill_(~seen[:, None, None, :, None], torch.nan)
     step = TorchAttention(memory, specs_of(memory.layout, 4, windows)).begin(
         batch_of(rows, memory.layout)
     )
     tokens = sum(len(row.tokens) for row in rows)
     for layer in range(LAYERS):
-        q, k, v = (torch.ones(tokens, count, DIM).to(memory.pool.dtype) for count in (4, 2, 2))
+        q, k, v = (
+            torch.ones(tokens, count, DIM).to(memory.fields["k"].dtype) for count in (4, 2, 2)
+        )
         assert step.attend(layer, q, k, v).isfinite().all()
 
 
@@ -201,7 +203,7 @@ def sequence_outputs(
         for each in whole:
             mixed = torch.randn(total, *each.shape[1:], generator=noise)
             mixed[begin : begin + count] = each[start : start + count]
-            qkv.append(mixed.to(memory.pool.dtype))
+            qkv.append(mixed.to(memory.fields["k"].dtype))
         outputs.append(
             attention.begin(batch_of(rows, memory.layout)).attend(0, *qkv)[begin : begin + count]
         )

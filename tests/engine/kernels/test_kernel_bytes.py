@@ -10,6 +10,7 @@ import pytest
 import torch
 
 from baton_engine.attention.interface import KVSlots
+from baton_engine.attention.layer_kv import LayerKV
 from baton_engine.attention.triton_paged_attention import StepRows, paged_attention, tile_shape
 from baton_engine.attention.triton_store_kv import store_kv
 from baton_engine.interface import Sample
@@ -25,6 +26,7 @@ from baton_protocol.sampling import SamplingParams
 from tests.support.engines.kernel_bytes import ESTIMATES, Bytes, Rows, Shape, bytes_of
 from tests.support.engines.kernels import DEVICE, noise
 from tests.support.engines.launches import Launched, launches
+from tests.support.engines.small_pool import slots_in
 
 SMALL = Shape(hidden=48, mlp=40, heads=4, kv_heads=2, dim=32, block=16, item=4, vocab=3000)
 # Bytes of single numbers, such as a row's length, that a program loads and the estimates omit.
@@ -50,7 +52,7 @@ def attend(
     q_TNH = noise(rows.tokens, shape.heads, shape.dim)
     pool = noise(blocks, 2, shape.kv_heads, shape.block, shape.dim)
     paged_attention(
-        *(q_TNH, pool, where, torch.empty_like(q_TNH)),
+        *(q_TNH, LayerKV(pool[:, 0], pool[:, 1]), where, torch.empty_like(q_TNH)),
         window=window,
         programs=programs,
         exact=exact,
@@ -91,7 +93,7 @@ def heads_and_slots(tokens: int) -> tuple[torch.Tensor, KVSlots]:
     shape = SMALL
     heads_TZH = noise(tokens, shape.heads + 2 * shape.kv_heads, shape.dim)
     pool = noise(2, 1, 2, shape.kv_heads, shape.block, shape.dim)
-    return heads_TZH, KVSlots(pool, 0, torch.arange(tokens))
+    return heads_TZH, slots_in(pool, 0, torch.arange(tokens))
 
 
 def rotated(*, norm: bool) -> None:

@@ -31,9 +31,7 @@ def attend(inputs: Inputs, window: int | None = None, programs: int = 1) -> torc
     q_TNH = inputs.q_TNH
     with poisoned():
         out_TNH = torch.empty(q_TNH.shape, dtype=q_TNH.dtype, device=DEVICE)
-        paged_attention(
-            *(q_TNH, inputs.layer_P2KBH, inputs.rows, out_TNH), window=window, programs=programs
-        )
+        paged_attention(*(q_TNH, inputs.kv, inputs.rows, out_TNH), window=window, programs=programs)
     return out_TNH
 
 
@@ -178,7 +176,7 @@ def test_another_tile_of_one_token_rows_gives_the_same_attention(keys: int) -> N
     inputs, tile = make_inputs(Case(spans=DECODE)), OneTokenTile(keys=keys, stages=6, warps=2)
     out_TNH = torch.empty(inputs.q_TNH.shape, dtype=inputs.q_TNH.dtype, device=DEVICE)
     with launches() as found:
-        paged_attention(inputs.q_TNH, inputs.layer_P2KBH, inputs.rows, out_TNH, tile=tile)
+        paged_attention(inputs.q_TNH, inputs.kv, inputs.rows, out_TNH, tile=tile)
     [launched] = found
     used = {name: launched.constants[name] for name in ("KEYS", "num_stages", "num_warps")}
     assert used == {"KEYS": keys, "num_stages": 6, "num_warps": 2}
