@@ -43,13 +43,19 @@ READ_KEYS = frozenset(
 # The same for keys inside rope_scaling and rope_parameters.
 READ_ROPE_KEYS = frozenset(
     {
+        "attention_factor",
+        "beta_fast",
+        "beta_slow",
         "factor",
         "high_freq_factor",
         "low_freq_factor",
+        "mscale",
+        "mscale_all_dim",
         "original_max_position_embeddings",
         "partial_rotary_factor",
         "rope_theta",
         "rope_type",
+        "truncate",
         "type",
     }
 )

@@ -31,9 +31,13 @@ NO_KV_FIELDS = frozenset(
 class RopeConfig:
     """Rotary embedding settings. `partial` is the part of each head that is rotated.
 
-    `factor` is used by the types linear and llama3, and the next three fields by llama3 only. The
-    type longrope divides each frequency by its long or short factor, and multiplies cos and sin by
-    `attention_factor`. `long` says which factors; see ModelConfig.limited_to.
+    `factor` is used by the types linear, llama3 and yarn, `original_max_positions` by the last two,
+    and the factors of low and high frequencies by llama3 only. yarn divides by `factor` the
+    frequencies that turn less than `beta_slow` times in `original_max_positions`, keeps those that
+    turn more than `beta_fast` times, and interpolates between them, with bounds at whole
+    frequencies if `truncate`. The type longrope divides each frequency by its long or short factor;
+    `long` says which factors, see ModelConfig.limited_to. Both multiply cos and sin by
+    `attention_factor`.
     """
 
     type: str
@@ -42,6 +46,9 @@ class RopeConfig:
     low_freq_factor: float = 1.0
     high_freq_factor: float = 1.0
     original_max_positions: int = 0
+    beta_fast: float = 32.0
+    beta_slow: float = 1.0
+    truncate: bool = True
     partial: float = 1.0
     long: bool = False
     short_factors: tuple[float, ...] = ()

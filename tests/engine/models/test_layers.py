@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -42,6 +43,44 @@ def test_rope_frequencies_equal_those_of_transformers(
     config = read_config(folder)
     actual = inverse_frequencies(config.rope, config.head_dim)
     torch.testing.assert_close(actual, expected, rtol=1e-6, atol=0)
+
+
+# `max_position_embeddings` is 4096.
+YARN: dict[str, dict[str, Any]] = {
+    "defaults": {"factor": 4.0},
+    "an original length": {"factor": 32.0, "original_max_position_embeddings": 128},
+    "bounds between frequencies": {
+        **{"factor": 32.0, "original_max_position_embeddings": 128, "truncate": False},
+        **{"beta_fast": 32.0, "beta_slow": 1.0},
+    },
+    "equal bounds": {"factor": 2.0, "beta_fast": 4.0, "beta_slow": 4.0, "truncate": False},
+    "other turns": {"factor": 8.0, "original_max_position_embeddings": 512, "beta_fast": 12.5},
+    "two scales": {"factor": 40.0, "mscale": 0.7, "mscale_all_dim": 1.2},
+    "one scale": {"factor": 40.0, "mscale": 0.7},
+    "an attention factor": {"factor": 4.0, "attention_factor": 1.3, "mscale": 0.7},
+    "the ratio of lengths": {"factor": None, "original_max_position_embeddings": 256},
+    "a context that is no longer": {"factor": 1.0},
+}
+
+
+@pytest.mark.parametrize("name", YARN)
+def test_yarn_equals_that_of_transformers(name: str, tmp_path: Path) -> None:
+    from transformers import LlamaConfig
+    from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
+
+    rope = {"rope_type": "yarn", "rope_theta": 5e4, **YARN[name]}
+    theirs = LlamaConfig(
+        architectures=["LlamaForCausalLM"],
+        rope_parameters=rope,
+        head_dim=48,
+        max_position_embeddings=4096,
+    )
+    theirs.save_pretrained(tmp_path)
+    config = read_config(tmp_path)
+    inv_freq, factor = ROPE_INIT_FUNCTIONS["yarn"](theirs)
+    actual = inverse_frequencies(config.rope, config.head_dim)
+    torch.testing.assert_close(actual, inv_freq, rtol=1e-6, atol=0)
+    assert config.rope.attention_factor == pytest.approx(factor, rel=1e-12)
 
 
 def test_rotation_keeps_norms_and_leaves_position_0_unchanged() -> None:

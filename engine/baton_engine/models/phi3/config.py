@@ -89,7 +89,7 @@ DENSE = Dense(
     windows=Windows("all"),
     rope=read_rope,
     more_keys=frozenset({"original_max_position_embeddings"}),
-    more_rope_keys=frozenset({"attention_factor", "long_factor", "short_factor"}),
+    more_rope_keys=frozenset({"long_factor", "short_factor"}),
 )
 FAMILY = Family(
     read=DENSE.read,
