@@ -23,7 +23,7 @@ class ExpertsConfig:
 
     `shared_size` is the inner size of the MLP that computes every token beside the chosen experts,
     0 if there is none; with `shared_gate`, its output is multiplied by a sigmoid of a product of
-    its input.
+    its input. With `float32_router`, the router's weight and product are float32 in any dtype.
     """
 
     num_experts: int
@@ -39,3 +39,4 @@ class ExpertsConfig:
     group_score: Literal["max", "two_best"] = "max"
     shared_size: int = 0
     shared_gate: bool = False
+    float32_router: bool = False

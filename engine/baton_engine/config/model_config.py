@@ -23,6 +23,7 @@ NO_KV_FIELDS = frozenset(
         # The checkpoint's stated dtype. The fingerprint already has each tensor's own dtype and, in
         # the KV layout, the dtype that this node computes in.
         "dtype",
+        "unused_tensors",  # never loaded
     }
 )
 
@@ -89,6 +90,9 @@ class ModelConfig:
 
     `windows` has one entry per layer, or is empty if no layer has a window; None means no window.
     Key j is visible to the query at position i if j <= i and, in a layer with window w, j > i - w.
+
+    Tensors of the checkpoint whose names begin with one of `unused_tensors` are not loaded, such as
+    those of layers that only draft tokens.
     """
 
     architecture: str
@@ -117,6 +121,8 @@ class ModelConfig:
     logits_soft_cap: float | None = None
     embed_scale: float = 1.0  # embeddings are multiplied by it
     experts: ExpertsConfig | None = None
+    clip_qkv: float | None = None  # q, k and v are at most this and at least minus this
+    unused_tensors: tuple[str, ...] = ()
     # Keys of config.json that the family does not read, and their values as canonical JSON.
     unread: tuple[tuple[str, str], ...] = ()
 

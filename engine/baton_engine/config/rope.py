@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 from baton_engine.config.config_json import ROPE_PARTS, ConfigFields
@@ -15,6 +16,7 @@ from baton_engine.config.model_config import RopeConfig
 from baton_engine.errors import ModelError, UnsupportedModel
 
 ROPE_TYPES = ("default", "linear", "llama3", "yarn")
+PARTIAL = "partial_rotary_factor"
 
 
 def rope_settings(values: Mapping[str, Any]) -> dict[str, Any]:
@@ -105,3 +107,30 @@ def _yarn_attention_factor(settings: Mapping[str, Any], factor: float) -> float:
 def yarn_scale(factor: float, mscale: float = 1.0) -> float:
     """What yarn multiplies q and k by for a context that is `factor` times as long."""
     return 1.0 if factor <= 1 else 0.1 * mscale * math.log(factor) + 1.0
+
+
+def read_partial_rope(values: Mapping[str, Any], default: float) -> RopeConfig:
+    """Rope of a family that rotates only a part of each head, by default this part."""
+    given = ConfigFields({PARTIAL: values.get(PARTIAL), **rope_settings(values)})
+    partial = given.number(PARTIAL, default)
+    without = {
+        part: {key: value for key, value in (values.get(part) or {}).items() if key != PARTIAL}
+        for part in ROPE_PARTS
+    }
+    rope = replace(read_rope({**values, PARTIAL: None, **without}), partial=partial)
+    check_rotary_dim(values, rope)
+    return rope
+
+
+def check_rotary_dim(values: Mapping[str, Any], rope: RopeConfig) -> int:
+    """The number of dimensions of a head that are rotated. Raises ModelError if it is odd or more
+    than a head has."""
+    fields = ConfigFields(values)
+    hidden, heads = fields.integer("hidden_size"), fields.integer("num_attention_heads")
+    rotary_dim = rope.rotary_dim(fields.integer("head_dim", hidden // heads))
+    if rope.partial > 1 or rotary_dim % 2:
+        raise ModelError(
+            f"config.json: {PARTIAL} {rope.partial} rotates {rotary_dim} numbers of "
+            "each head; expected an even number of at most head_dim"
+        )
+    return rotary_dim

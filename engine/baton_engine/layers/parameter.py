@@ -8,7 +8,7 @@ without a parameter as an error.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -65,10 +65,11 @@ class WeightSlots:
         self.ops = ops
         self._method_of = method_of
         self.parameters: dict[str, Parameter] = {}
-        # What tests found about products, by method, output and input size, and whether there is a
-        # bias.
-        self.row_rules: dict[tuple[LinearMethod, int, int, bool], RowRule] = {}
+        # What tests found about products, by method, output and input size, dtype, and whether
+        # there is a bias.
+        self.row_rules: dict[tuple[LinearMethod, int, int, torch.dtype, bool], RowRule] = {}
         self._then: list[Callable[[], None]] = []
+        self._spellings: list[tuple[Collection[str], Mapping[str, torch.Tensor]]] = []
 
     def tensor(
         self, name: str, *shape: int, dtype: torch.dtype | None = None, offset: float = 0.0
@@ -78,14 +79,33 @@ class WeightSlots:
         self._declare(name, Parameter(whole, offset))
         return whole
 
-    def stacked(self, names: Sequence[str], rows: Sequence[int], *tail: int) -> torch.Tensor:
+    def stacked(
+        self,
+        names: Sequence[str],
+        rows: Sequence[int],
+        *tail: int,
+        dtype: torch.dtype | None = None,
+    ) -> torch.Tensor:
         """A tensor [sum(rows), *tail] whose consecutive row ranges are filled by `names`."""
-        whole = torch.empty(sum(rows), *tail, dtype=self.dtype, device=self.device)
+        whole = torch.empty(sum(rows), *tail, dtype=dtype or self.dtype, device=self.device)
         begin = 0
         for name, count in zip(names, rows, strict=True):
             self._declare(name, Parameter(whole[begin : begin + count]))
             begin += count
         return whole
+
+    def also_spelled(self, names: Collection[str], whole: Mapping[str, torch.Tensor]) -> None:
+        """A checkpoint may have the tensors `whole`, by name, instead of those of `names`."""
+        self._spellings.append((names, whole))
+
+    def use_spelling(self, found: Collection[str]) -> None:
+        """Expect the tensors that a checkpoint with the names `found` has (see also_spelled())."""
+        for names, whole in self._spellings:
+            if not whole.keys().isdisjoint(found):
+                for name in names:
+                    del self.parameters[name]
+                for name, place in whole.items():
+                    self._declare(name, Parameter(place))
 
     def _declare(self, name: str, parameter: Parameter) -> None:
         if name in self.parameters:
@@ -105,7 +125,7 @@ class WeightSlots:
         most = max(256, self._exact_rows)
         some = [count for count in method.counts if count <= most]
         outputs, inputs = weight_OI.shape
-        key = (method, outputs, inputs, bias_O is not None)
+        key = (method, outputs, inputs, weight_OI.dtype, bias_O is not None)
         if key not in self.row_rules:
             self.row_rules[key] = row_rule(product, weight_OI, bias_O, some)
         rule = self.row_rules[key]
@@ -131,6 +151,7 @@ class WeightSlots:
         first. A layer that replaces its weight then frees it at once, and loading never needs the
         model's memory twice."""
         self.parameters.clear()
+        self._spellings.clear()
         acts, self._then = self._then, []
         for act in acts:
             act()

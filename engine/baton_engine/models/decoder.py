@@ -16,6 +16,7 @@ from baton_engine.attention.interface import StepAttention
 from baton_engine.config.model_config import ModelConfig
 from baton_engine.layers.decoder_layers import Attention, GatedMLP, RMSNorm
 from baton_engine.layers.linear_method import HEAD
+from baton_engine.layers.moe import MoE
 from baton_engine.layers.parameter import WeightSlots
 from baton_engine.layers.rotary import Rope, RopeTables
 
@@ -29,6 +30,7 @@ class DecoderLayer:
 
     attention_type: type[Attention] = Attention
     mlp_type: type[GatedMLP] = GatedMLP
+    moe_type: type[MoE] = MoE
 
     def __init__(self, slots: WeightSlots, layer: int, config: ModelConfig) -> None:
         name = f"model.layers.{layer}"
@@ -39,6 +41,8 @@ class DecoderLayer:
     def make_mlp(
         self, slots: WeightSlots, name: str, layer: int, config: ModelConfig
     ) -> Callable[[torch.Tensor], torch.Tensor]:
+        if config.experts is not None and config.experts.layers[layer]:
+            return self.moe_type(slots, name, config, config.experts)
         return self.mlp_type(slots, name, config)
 
     def make_norms(self, slots: WeightSlots, name: str, config: ModelConfig) -> None:

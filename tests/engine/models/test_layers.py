@@ -17,7 +17,7 @@ from baton_engine.layers.linear_method import HEAD_ROWS, head_product, widened_p
 from baton_engine.layers.rotary import Rope, inverse_frequencies, rotate
 from baton_protocol.ids import BlockId
 from baton_protocol.sampling import SamplingParams
-from tests.support.engines.tiny_models import MORE_MODELS, TINY_MODELS, prompt_of
+from tests.support.engines.tiny_models import EXPERT_MODELS, MORE_MODELS, TINY_MODELS, prompt_of
 from tests.support.engines.torch_engines import ask
 
 TOP_20 = SamplingParams(temperature=0.0, logprobs=20)
@@ -94,7 +94,7 @@ def test_rotation_keeps_norms_and_leaves_position_0_unchanged() -> None:
     assert not torch.allclose(rotated[1], heads[1])
 
 
-@pytest.mark.parametrize("name", [*TINY_MODELS, *MORE_MODELS])
+@pytest.mark.parametrize("name", [*TINY_MODELS, *MORE_MODELS, *EXPERT_MODELS])
 def test_logprobs_are_within_1e_4_of_transformers(
     name: str, tiny_model: Callable[[str], Path]
 ) -> None:

@@ -193,6 +193,157 @@ MORE_MODELS: dict[str, Tiny] = {
 }
 
 
+def _experts(count: int, top_k: int, size: int = 48) -> dict[str, Any]:
+    return {"num_experts": count, "num_experts_per_tok": top_k, "moe_intermediate_size": size}
+
+
+def _glm(count: int, top_k: int, rotated: float = 0.5) -> dict[str, Any]:
+    rope = {"rope_type": "default", "rope_theta": 1e4, "partial_rotary_factor": rotated}
+    experts = _experts(count, top_k)
+    return {**experts, "n_routed_experts": experts.pop("num_experts"), "rope_parameters": rope}
+
+
+# Mixtures of experts: normalised weights and not; odd numbers of experts; layers without experts;
+# a shared MLP with and without a gate; groups of experts.
+EXPERT_MODELS: dict[str, Tiny] = {
+    "mixtral": Tiny("mixtral", 0.2, {**_sizes(4, 2), "num_local_experts": 8}),
+    "mixtral-window-tied": Tiny(
+        "mixtral",
+        0.2,
+        {
+            **_sizes(4, 4),
+            "head_dim": 24,
+            "num_local_experts": 3,
+            "sliding_window": 40,
+            "tie_word_embeddings": True,
+        },
+    ),
+    "mixtral-gqa4-odd": Tiny(
+        "mixtral",
+        0.15,
+        {**_sizes(4, 1, layers=3), "num_local_experts": 5, "num_experts_per_tok": 3},
+    ),
+    "qwen2-moe": Tiny(
+        "qwen2_moe",
+        0.2,
+        {**_sizes(4, 2), **_experts(4, 2), "shared_expert_intermediate_size": 80},
+    ),
+    # Experts in layers 1 and 3, windows in layers 0 and 2.
+    "qwen2-moe-window-tied": Tiny(
+        "qwen2_moe",
+        0.2,
+        {
+            **_sizes(4, 2, layers=4),
+            **_experts(6, 2, size=32),
+            "shared_expert_intermediate_size": 32,
+            "decoder_sparse_step": 2,
+            "norm_topk_prob": True,
+            "use_sliding_window": True,
+            "sliding_window": 40,
+            "tie_word_embeddings": True,
+        },
+    ),
+    "qwen2-moe-one-of-7": Tiny(
+        "qwen2_moe",
+        0.15,
+        {
+            **_sizes(3, 3, hidden=120, layers=3),
+            **_experts(7, 1),
+            "shared_expert_intermediate_size": 48,
+            "mlp_only_layers": [0],
+            "qkv_bias": False,
+        },
+    ),
+    "qwen3-moe": Tiny(
+        "qwen3_moe",
+        0.2,
+        {**_sizes(4, 2), **_experts(8, 2), "head_dim": 32, "norm_topk_prob": True},
+    ),
+    "qwen3-moe-bias-odd": Tiny(
+        "qwen3_moe",
+        0.2,
+        {
+            **_sizes(4, 4, layers=3),
+            **_experts(5, 3),
+            "attention_bias": True,
+            "mlp_only_layers": [1],
+            "tie_word_embeddings": True,
+        },
+    ),
+    "qwen3-moe-window": Tiny(
+        "qwen3_moe",
+        0.2,
+        {
+            **_sizes(8, 2, hidden=96),
+            **_experts(4, 1, size=64),
+            "head_dim": 16,
+            "decoder_sparse_step": 2,
+            "norm_topk_prob": True,
+            "use_sliding_window": True,
+            "sliding_window": 40,
+        },
+    ),
+    "olmoe": Tiny("olmoe", 0.2, {**_sizes(4, 4), "num_experts": 8, "num_experts_per_tok": 2}),
+    "olmoe-clip-tied": Tiny(
+        "olmoe",
+        0.2,
+        {
+            **_sizes(4, 2),
+            "num_experts": 4,
+            "num_experts_per_tok": 2,
+            "norm_topk_prob": True,
+            "clip_qkv": 1.0,  # a third of all numbers are beyond it
+            "tie_word_embeddings": True,
+        },
+    ),
+    "olmoe-bias-odd": Tiny(
+        "olmoe",
+        0.15,
+        {
+            **_sizes(4, 1, layers=3),
+            "num_experts": 7,
+            "num_experts_per_tok": 3,
+            "attention_bias": True,
+        },
+    ),
+    "glm4-moe": Tiny(
+        "glm4_moe",
+        0.2,
+        {
+            **_sizes(4, 2),
+            **_glm(8, 2),
+            "attention_bias": True,
+            "use_qk_norm": True,
+            "routed_scaling_factor": 1.5,
+        },
+    ),
+    "glm4-moe-groups-tied": Tiny(
+        "glm4_moe",
+        0.2,
+        {
+            **_sizes(4, 1),
+            **_glm(8, 3, rotated=0.75),
+            "n_group": 4,
+            "topk_group": 2,
+            "n_shared_experts": 2,
+            "first_k_dense_replace": 0,
+            "norm_topk_prob": False,
+            "tie_word_embeddings": True,
+        },
+    ),
+    "glm4-moe-dense-odd": Tiny(
+        "glm4_moe",
+        0.15,
+        {
+            **_sizes(4, 4, layers=3),
+            **_glm(5, 4, rotated=1.0),
+            "head_dim": 24,
+            "first_k_dense_replace": 2,
+        },
+    ),
+}
+
+
 def prompt_of(length: int, *, seed: int = 0) -> list[int]:
     """`length` random ids without special tokens; equal arguments give equal ids."""
     rng = random.Random(f"{length}/{seed}")
@@ -201,7 +352,7 @@ def prompt_of(length: int, *, seed: int = 0) -> list[int]:
 
 def make_tiny_model(name: str, root: Path = CACHE) -> Path:
     """Return the folder of model `name`, built if it is missing. Safe in parallel processes."""
-    spec = {**TINY_MODELS, **MORE_MODELS}[name]
+    spec = {**TINY_MODELS, **MORE_MODELS, **EXPERT_MODELS}[name]
     import transformers
 
     key = json.dumps([RECIPE, transformers.__version__, name, asdict(spec)], sort_keys=True)
@@ -243,6 +394,9 @@ def _save_model(spec: Tiny, folder: Path, *, seed: str) -> None:
             center = 1.0 if "norm" in name else 0.0
             std = spec.embed_std if spec.embed_std and "embed_tokens" in name else spec.std
             parameter.normal_(center, std, generator=noise)
+        for name, buffer in model.named_buffers():
+            if name.endswith("e_score_correction_bias"):
+                buffer.normal_(0.0, spec.std, generator=noise)
     model.generation_config.eos_token_id = [FIRST_SPECIAL + 1, FIRST_SPECIAL + 4]
     model.save_pretrained(folder)
 
