@@ -12,7 +12,8 @@ from dataclasses import asdict, dataclass, replace
 from typing import Literal
 
 from baton_engine.config.experts import ExpertsConfig
-from baton_protocol.layout import KVField, keys_and_values
+from baton_engine.config.latent import LatentConfig
+from baton_protocol.layout import LATENT, KVField, keys_and_values
 
 Activation = Literal["silu", "gelu_tanh"]
 
@@ -121,6 +122,7 @@ class ModelConfig:
     logits_soft_cap: float | None = None
     embed_scale: float = 1.0  # embeddings are multiplied by it
     experts: ExpertsConfig | None = None
+    latent: LatentConfig | None = None  # num_kv_heads and head_dim are then those of latent rows
     clip_qkv: float | None = None  # q, k and v are at most this and at least minus this
     unused_tensors: tuple[str, ...] = ()
     # Keys of config.json that the family does not read, and their values as canonical JSON.
@@ -139,12 +141,21 @@ class ModelConfig:
                 scale=self.head_dim**-0.5 if scale is None else scale,
                 window=window,
                 soft_cap=self.attention_soft_cap,
+                value_dim=0 if self.latent is None else self.latent.rank,
+                latent=self.latent is not None,
             )
             for window in windows
         )
 
+    @property
+    def rope_dim(self) -> int:
+        """Numbers of a head of which rope rotates all or a part (see RopeConfig)."""
+        return self.head_dim if self.latent is None else self.latent.rope_dim
+
     def kv_fields(self, dtype: str) -> tuple[KVField, ...]:
-        """What each layer keeps of a token, if K and V are kept in this dtype."""
+        """What each layer keeps of a token, if it is kept in this dtype."""
+        if self.latent is not None:
+            return (KVField(LATENT, 1, self.latent.row, dtype),)
         return keys_and_values(self.num_kv_heads, self.head_dim, dtype)
 
     def limited_to(self, max_model_len: int | None) -> ModelConfig:
