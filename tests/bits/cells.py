@@ -40,6 +40,8 @@ MODELS: Mapping[str, str] = {
     "phi3-long-rope": "rope with a factor per frequency",
     "gemma2": "soft caps, windows in every other layer, norms before and after",
     "gemma2-wide-heads": "head size 256",
+    "deepseek-v2-groups": "latent rows that are copied, experts of the best groups",
+    "deepseek-v3": "latent rows that are read in place, sigmoid scores of experts",
 }
 DTYPES = ("float32", "bfloat16")
 

@@ -23,7 +23,8 @@ With `exact`, the bits of a query's output depend only on the query and the keys
 Shapes: T tokens, R rows, M blocks of the longest row, N query heads, K kv heads, G = N / K,
 H head_dim, V numbers of a head of v, B block size, P blocks of the pool, S stored parts of a row.
 In a program: Q queries times heads, J keys, D head_dim and E numbers of a head of v, each as the
-next power of two.
+next power of two. For latent rows, D are the numbers that k and v share, which are read once, and F
+those that only k has.
 """
 
 from __future__ import annotations
@@ -61,6 +62,9 @@ FIXED_SPLIT_KEYS = 256
 PROGRAMS_PER_PROCESSOR = 4
 # Stored parts of a row that are loaded at a time.
 JOIN_STAGES = tl.constexpr(4)
+# The most query heads that one program computes with latent rows: more sums of 512 numbers do not
+# fit the registers. With more heads, several programs read the same rows.
+MOST_LATENT = 64
 FLOAT32_BYTES = 4
 LOG2_E = 1.4426950408889634
 
@@ -128,8 +132,15 @@ def paged_attention(
     k_PKBH, v_PKBV = kv.k_PKBH, kv.v_PKBV
     assert k_PKBH.stride(0) == v_PKBV.stride(0), "K and V are not views of one pool"
     (_, kv_heads, block_size, _), value_dim = k_PKBH.shape, v_PKBV.shape[3]
+    latent = k_PKBH.data_ptr() == v_PKBV.data_ptr()
+    rest, head_step = dim - value_dim, k_PKBH.stride(1)
+    if latent and heads // kv_heads > MOST_LATENT:
+        assert kv_heads == 1, "latent rows of several kv heads"
+        kv_heads, head_step = latent_parts(heads), 0
+    first = value_dim if latent else dim
     num_rows, group = rows.lengths_R.shape[0], heads // kv_heads
-    shape = tile_shape(rows.one_token, group, dim, q_TNH.element_size(), exact=exact, tile=tile)
+    dims = max(first, value_dim)
+    shape = tile_shape(rows.one_token, group, dims, q_TNH.element_size(), exact=exact, tile=tile)
     tiles = num_rows if rows.one_token else tokens // (shape.queries // group) + num_rows
     parts = programs
     if exact:
@@ -157,9 +168,13 @@ def paged_attention(
         *where,
         *(rows.table_RM, *rows.table_RM.stride()),
         *(q_TNH, q_TNH.stride(0), q_TNH.stride(1), *factors),
-        *(k_PKBH, v_PKBV, k_PKBH.stride(0), k_PKBH.stride(1), v_PKBV.stride(1)),
-        DIM=dim,
-        DIM_P=max(triton.next_power_of_2(dim), LEAST_DOT),
+        *(k_PKBH, v_PKBV, k_PKBH.stride(0)),
+        *(head_step, head_step if latent else v_PKBV.stride(1)),
+        DIM=first,
+        DIM_P=max(triton.next_power_of_2(first), LEAST_DOT),
+        REST=rest if latent else 0,
+        REST_P=max(triton.next_power_of_2(rest), LEAST_DOT) if latent else LEAST_DOT,
+        LATENT=latent,
         K_SLOT=k_PKBH.stride(2),
         V_SLOT=v_PKBV.stride(2),
         GROUP=group,
@@ -174,6 +189,11 @@ def paged_attention(
     )
     if programs > 1:
         _join[(num_rows, heads)](*results, *where, enable_fp_fusion=not exact, **fixed)
+
+
+def latent_parts(heads: int) -> int:
+    """The number of equal parts, each for a program, of the query heads of a latent layer."""
+    return next(parts for parts in range(-(-heads // MOST_LATENT), heads + 1) if heads % parts == 0)
 
 
 @dataclass(frozen=True, slots=True)
@@ -199,7 +219,7 @@ def tile_shape(
     both. It is smaller than that of longer rows, because it holds the sums of a split beside those
     of all splits."""
     dim = triton.next_power_of_2(dim)
-    # With four warps, the sums of heads of 256 do not fit the registers.
+    # With four warps, the sums of heads of 256 do not fit the registers. Latent rows have 512.
     warps = 4 if dim <= 128 else 8
     least, key_bytes, stages = QUERIES, KEY_BYTES, STAGES
     if exact:
@@ -209,6 +229,8 @@ def tile_shape(
     if item_bytes == 4:  # no tensor cores: larger tiles overflow into memory
         least = LEAST_DOT
         key_bytes = KEY_BYTES if exact else ONE_TOKEN_KEY_BYTES
+    if dim > 256:
+        warps = 8
     keys = min(max(key_bytes // (dim * item_bytes), LEAST_DOT), MOST_KEYS)
     if one_token and not exact and tile.keys is not None:
         keys = tile.keys
@@ -262,6 +284,7 @@ def _attend_tiles(
     tile: tl.tensor,
     stop: tl.tensor,
     q_QD: tl.tensor,
+    rest_QF: tl.tensor,
     position_Q: tl.tensor,
     low: tl.tensor,
     end: tl.tensor,
@@ -281,6 +304,9 @@ def _attend_tiles(
     DIM_P: tl.constexpr,
     VALUE: tl.constexpr,
     VALUE_P: tl.constexpr,
+    REST: tl.constexpr,
+    REST_P: tl.constexpr,
+    LATENT: tl.constexpr,
     WINDOW: tl.constexpr,
     KEYS: tl.constexpr,
 ) -> tl.tensor:
@@ -306,13 +332,25 @@ def _attend_tiles(
             mask=known_J[None, :] & (dim_D < DIM)[:, None],
             other=0.0,
         )
-        value_place_J = place_J + key_J % BLOCK * V_SLOT
-        v_JE = tl.load(
-            v_PBV + value_place_J[:, None] + value_E[None, :],
-            mask=known_J[:, None] & (value_E < VALUE)[None, :],
-            other=0.0,
-        )
-        score_QJ = tl.dot(q_QD, k_DJ, input_precision="ieee") * scale
+        if LATENT:
+            v_JE = tl.trans(k_DJ)
+        else:
+            value_place_J = place_J + key_J % BLOCK * V_SLOT
+            v_JE = tl.load(
+                v_PBV + value_place_J[:, None] + value_E[None, :],
+                mask=known_J[:, None] & (value_E < VALUE)[None, :],
+                other=0.0,
+            )
+        score_QJ = tl.dot(q_QD, k_DJ, input_precision="ieee")
+        if LATENT:
+            rest_F = tl.arange(0, REST_P)
+            rest_FJ = tl.load(
+                k_PBH + VALUE + key_place_J[None, :] + rest_F[:, None],
+                mask=known_J[None, :] & (rest_F < REST)[:, None],
+                other=0.0,
+            )
+            score_QJ = tl.dot(rest_QF, rest_FJ, score_QJ, input_precision="ieee")
+        score_QJ = score_QJ * scale
         if CAPPED:
             # tanh; exp of a number <= 0 cannot overflow.
             shrunk_QJ = tl.exp(-2.0 * tl.abs(score_QJ))
@@ -395,6 +433,9 @@ def _attend(
     DIM_P: tl.constexpr,
     VALUE: tl.constexpr,
     VALUE_P: tl.constexpr,
+    REST: tl.constexpr,
+    REST_P: tl.constexpr,
+    LATENT: tl.constexpr,
     WINDOW: tl.constexpr,
     PROGRAMS: tl.constexpr,
     KEYS: tl.constexpr,
@@ -435,6 +476,11 @@ def _attend(
     row, at_Q = row.to(tl.int64), (begin + token_Q).to(tl.int64)
     q_ptrs = q_TNH + at_Q * q_token + head_Q * q_head
     q_QD = tl.load(q_ptrs[:, None] + dim_D[None, :], mask=live_QD, other=0.0)
+    rest_QF = q_QD
+    if LATENT:
+        rest_F = tl.arange(0, REST_P)
+        live_QF = live_Q[:, None] & (rest_F < REST)[None, :]
+        rest_QF = tl.load(q_ptrs[:, None] + VALUE + rest_F[None, :], mask=live_QF, other=0.0)
     heads = tl.num_programs(1) * GROUP
     part_Q = (row * heads + head_Q) * parts
     position_Q = past + token_Q
@@ -442,7 +488,7 @@ def _attend(
     table_M = table_RM + row * table_row
     k_PBH, v_PBV = k_PKBH + kv_head * k_row, v_PKBV + kv_head * v_row
 
-    keys = q_QD, position_Q, low, end, scale, cap
+    keys = q_QD, rest_QF, position_Q, low, end, scale, cap
     pages = table_M, table_block, k_PBH, v_PBV, pool_block
     to = parts_RNSV, stats_RNS2
     if EXACT:
@@ -453,7 +499,7 @@ def _attend(
             last = tl.minimum(at + SPLIT, stop)
             part_top_Q, part_sum_Q, part_acc_QE = _attend_tiles(
                 *(at, last, *keys, *pages, BLOCK, K_SLOT, V_SLOT, CAPPED),
-                *(QUERIES, DIM, DIM_P, VALUE, VALUE_P, WINDOW, KEYS),
+                *(QUERIES, DIM, DIM_P, VALUE, VALUE_P, REST, REST_P, LATENT, WINDOW, KEYS),
             )
             if divided:
                 where_Q = part_Q + at // SPLIT
@@ -465,7 +511,7 @@ def _attend(
     else:
         top_Q, sum_Q, acc_QE = _attend_tiles(
             *(tile, stop, *keys, *pages, BLOCK, K_SLOT, V_SLOT, CAPPED),
-            *(QUERIES, DIM, DIM_P, VALUE, VALUE_P, WINDOW, KEYS),
+            *(QUERIES, DIM, DIM_P, VALUE, VALUE_P, REST, REST_P, LATENT, WINDOW, KEYS),
         )
         if divided:
             _store_part(*to, part_Q + program, live_QE, top_Q, sum_Q, acc_QE, GROUP, VALUE)

@@ -29,7 +29,8 @@ Constants = Mapping[str, Any]
 
 @dataclass(frozen=True, slots=True)
 class Shape:
-    """Sizes of Qwen3-0.6B in bfloat16. `item` is the number of bytes of a value."""
+    """Sizes of Qwen3-0.6B in bfloat16. `item` is the number of bytes of a value. Heads of v have
+    `value_dim` numbers, 0: `dim`. With `latent`, they are the first numbers of k."""
 
     hidden: int = 1024
     mlp: int = 3072
@@ -39,6 +40,17 @@ class Shape:
     block: int = 16
     item: int = 2
     vocab: int = 151_936
+    value_dim: int = 0
+    latent: bool = False
+
+    @property
+    def value(self) -> int:
+        return self.value_dim or self.dim
+
+    @property
+    def kept(self) -> int:
+        """Numbers of a token in the cache, per kv head."""
+        return self.dim if self.latent else self.dim + self.value
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,8 +74,8 @@ class Bytes:
 def attend(shape: Shape, rows: Rows, constants: Constants) -> Bytes:
     """Each tile of a row's queries loads the keys that it sees and their block numbers, once per
     kv head. Parts of divided keys go to `join`."""
-    key = shape.kv_heads * 2 * shape.dim * shape.item
-    query = shape.heads * shape.dim * shape.item
+    key = shape.kv_heads * shape.kept * shape.item
+    query, result = (shape.heads * size * shape.item for size in (shape.dim, shape.value))
     moved = floor = 0
     for count in rows.counts:
         step = constants["QUERIES"] * shape.kv_heads // shape.heads
@@ -73,9 +85,9 @@ def attend(shape: Shape, rows: Rows, constants: Constants) -> Bytes:
             keys = _seen(end - tokens, end, constants)
             used, stored = _parts(end, constants) if count == 1 else (1, 0)
             moved += keys * (key + shape.kv_heads * INT32) + used * tokens * query
-            moved += _part(shape) * stored if stored else tokens * query
+            moved += _part(shape) * stored if stored else tokens * result
         keys = _seen(rows.keys - count, rows.keys, constants)
-        floor += keys * key + -(-keys // shape.block) * INT32 + 2 * count * query
+        floor += keys * key + -(-keys // shape.block) * INT32 + count * (query + result)
     return Bytes(moved, floor)
 
 
@@ -83,7 +95,7 @@ def join(shape: Shape, rows: Rows, constants: Constants) -> Bytes | None:
     stored = sum(_parts(rows.keys, constants)[1] for count in rows.counts if count == 1)
     if not stored:
         return None
-    outputs = rows.counts.count(1) * shape.heads * shape.dim * shape.item
+    outputs = rows.counts.count(1) * shape.heads * shape.value * shape.item
     return _once(stored * _part(shape) + outputs)
 
 
@@ -111,7 +123,7 @@ def _parts(length: int, constants: Constants) -> tuple[int, int]:
 
 def _part(shape: Shape) -> int:
     """Bytes of a part: sums of V, and the maximum and the sum of the weights."""
-    return shape.heads * (shape.dim + 2) * FLOAT32
+    return shape.heads * (shape.value + 2) * FLOAT32
 
 
 def rotate_store(shape: Shape, rows: Rows, constants: Constants) -> Bytes:
@@ -127,7 +139,7 @@ def rotate_store(shape: Shape, rows: Rows, constants: Constants) -> Bytes:
 
 
 def store_kv(shape: Shape, rows: Rows, constants: Constants) -> Bytes:
-    return _once(rows.tokens * 2 * 2 * shape.kv_heads * shape.dim * shape.item)
+    return _once(rows.tokens * 2 * shape.kv_heads * shape.kept * shape.item)
 
 
 def add_norm(shape: Shape, rows: Rows, constants: Constants) -> Bytes:

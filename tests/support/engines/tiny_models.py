@@ -226,8 +226,8 @@ def _yarn(mscale: float) -> dict[str, Any]:
 
 
 # Mixtures of experts: normalised weights and not; odd numbers of experts; layers without experts;
-# a shared MLP with and without a gate; groups of experts. DeepSeek's have latent rows, of sizes that
-# the compiled kernels read in place (whole vectors) or not, with and without a latent of q.
+# a shared MLP with and without a gate; groups of experts. DeepSeek's keep latent rows, of sizes
+# that compiled kernels read in place or that are copied first, with and without a latent of q.
 EXPERT_MODELS: dict[str, Tiny] = {
     "mixtral": Tiny("mixtral", 0.2, {**_sizes(4, 2), "num_local_experts": 8}),
     "mixtral-window-tied": Tiny(
