@@ -17,10 +17,17 @@ import torch.nn.functional as F
 
 from baton_engine.attention.cpu_bf16 import rms_norm
 from baton_engine.attention.interface import StepAttention
+from baton_engine.cpu_kernels.experts import PackedExperts, multiply_experts
 from baton_engine.cpu_kernels.norm import add_norm, can_norm
 from baton_engine.cpu_kernels.rope_store import can_rotate_store, rotate_store
 from baton_engine.cpu_kernels.silu import silu_mul
-from baton_engine.layers.experts import ExpertWeights, Routes, experts_twin
+from baton_engine.layers.experts import (
+    Experts,
+    ExpertWeights,
+    Routes,
+    experts_twin,
+    packed_experts,
+)
 from baton_engine.layers.rotary import HeadNorm, RopeTables, rotate
 from baton_engine.sampling.metadata import Draws
 from baton_engine.sampling.sampler import draw
@@ -61,9 +68,15 @@ class Ops(Protocol):
         `heads_TZH` has q, k and v in this order, and may be overwritten."""
         ...
 
-    def experts(self, x_TD: torch.Tensor, routes: Routes, weights: ExpertWeights) -> torch.Tensor:
-        """The sum [T, D] of the outputs of each token's experts, times their weights. A token's
-        bits do not depend on other tokens. See `layers.experts`."""
+    def pack_experts(self, weights: ExpertWeights) -> Experts:
+        """The weights as experts() reads them fastest, once they are loaded. May overwrite
+        them."""
+        ...
+
+    def experts(self, x_TD: torch.Tensor, routes: Routes, weights: Experts) -> torch.Tensor:
+        """The sum [T, D] of the outputs of each token's experts, times their weights. See
+        `layers.experts`. A token's bits do not depend on other tokens if the weights are from
+        pack_experts()."""
         ...
 
     def draw(self, logits_SV: torch.Tensor, draws: Draws) -> torch.Tensor:
@@ -82,7 +95,12 @@ class Ops(Protocol):
 class TorchOps:
     """On a CPU, bits for a token do not depend on the number of tokens."""
 
-    def experts(self, x_TD: torch.Tensor, routes: Routes, weights: ExpertWeights) -> torch.Tensor:
+    def pack_experts(self, weights: ExpertWeights) -> Experts:
+        return packed_experts(weights)
+
+    def experts(self, x_TD: torch.Tensor, routes: Routes, weights: Experts) -> torch.Tensor:
+        if isinstance(weights, PackedExperts):
+            return multiply_experts(x_TD, routes.ids_TC, routes.weights_TC, weights)
         return experts_twin(x_TD, routes, weights)
 
     def draw(self, logits_SV: torch.Tensor, draws: Draws) -> torch.Tensor:
