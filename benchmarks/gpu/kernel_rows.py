@@ -5,8 +5,8 @@ engine calls; what it must give, by its torch twin or by definition; and the lea
 operations that it takes. Sizes are those of models; in a dry run they are tiny.
 
 Shapes: T tokens, D hidden size, F MLP size, N query heads, K kv heads, Z = N + 2 K, H head_dim,
-S samples, V vocabulary, O and I a linear's output and input size, B block size, J keys of a row,
-M blocks of a row.
+S samples, V vocabulary, E experts, C experts of a token, O and I a linear's output and input size,
+B block size, J keys of a row, M blocks of a row.
 """
 
 from __future__ import annotations
@@ -27,6 +27,7 @@ from baton_engine.config.families import read_config
 from baton_engine.config.model_config import AttentionSpec, RopeConfig
 from baton_engine.interface import Row, Sample
 from baton_engine.kv.kv_pool import TorchMemory
+from baton_engine.layers.experts import ClampedSwiGLU, ExpertWeights, Routes, experts_twin
 from baton_engine.layers.ops import TORCH_OPS
 from baton_engine.layers.rotary import HeadNorm, Rope
 from baton_engine.layers.triton_matmul import FIXED_TILE
@@ -336,6 +337,63 @@ def fixed_product(setup: Setup, outputs: int, inputs: int, tokens: int) -> Trial
     )
 
 
+@dataclass(frozen=True, slots=True)
+class Mixture:
+    """Experts of a model. With `clamped` they have biases."""
+
+    hidden: int
+    size: int
+    experts: int
+    chosen: int
+    clamped: ClampedSwiGLU | None = None
+
+
+MIXTURES: Mapping[str, Mixture] = {
+    "Qwen3-30B-A3B": Mixture(2048, 768, 128, 8),
+    "gpt-oss-20b": Mixture(2880, 2880, 32, 4, ClampedSwiGLU(1.702, 7.0)),
+}
+
+
+def experts(setup: Setup, model: str, tokens: int) -> Trial:
+    """All experts of a layer, each token with random ones. Other experts' weights are not read."""
+    mixture, tokens = MIXTURES[model], setup.at_most(tokens)
+    hidden, size = (setup.at_most(each, DRY_OUTPUTS) for each in (mixture.hidden, mixture.size))
+    count, chosen = setup.at_most(mixture.experts), setup.at_most(mixture.chosen, 2)
+    biased = mixture.clamped is not None
+    weights = ExpertWeights(
+        *(setup.noise(count, 2 * size, hidden) / hidden**0.5, setup.noise(count, hidden, size)),
+        setup.noise(count, 2 * size) if biased else None,
+        setup.noise(count, hidden) if biased else None,
+        mixture.clamped,
+    )
+    x_TD = setup.noise(tokens, hidden)
+    scores_TE = torch.rand(tokens, count, device=setup.device)
+    ids_TC = scores_TE.topk(chosen).indices.sort(-1).values
+    routes = Routes(ids_TC, torch.rand(tokens, chosen, device=setup.device))
+    used = len(ids_TC.unique())
+    return Trial(
+        run=lambda: (ops_for("triton").experts(x_TD, routes, weights),),
+        expected=(_wide_experts(x_TD, routes, weights),),
+        tolerance=ROUNDING[setup.dtype],
+        bytes=bytes_of(weights.gate_up_EGD, weights.down_EDF) * used // count
+        + bytes_of(x_TD, x_TD),
+        operations=2 * tokens * chosen * 3 * hidden * size,
+        twin=lambda: experts_twin(x_TD, routes, weights),
+        twin_waits=True,
+    )
+
+
+def _wide_experts(x_TD: torch.Tensor, routes: Routes, weights: ExpertWeights) -> torch.Tensor:
+    """The twin in float32."""
+    biases = weights.gate_up_bias_EG, weights.down_bias_ED
+    wide = ExpertWeights(
+        *(weights.gate_up_EGD.float(), weights.down_EDF.float()),
+        *(None if bias is None else bias.float() for bias in biases),
+        weights.clamped,
+    )
+    return experts_twin(x_TD.float(), routes, wide)
+
+
 def make_pool(setup: Setup, sizes: Sizes, blocks: int, least: int) -> TorchMemory:
     """A pool of NaN with these blocks, spare ones, and at least this many numbers."""
     layout = KVLayout(
@@ -540,5 +598,12 @@ ROWS: tuple[KernelRow, ...] = (
         )
         for outputs, inputs in PRODUCTS
         for tokens in (1, 256)
+    ),
+    *(
+        KernelRow(
+            f"experts, {model}, {rows_of(tokens)}", partial(experts, model=model, tokens=tokens)
+        )
+        for model in MIXTURES
+        for tokens in (1, 32, 2048)
     ),
 )

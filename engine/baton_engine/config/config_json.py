@@ -53,7 +53,7 @@ class ConfigFields:
             raise ModelError(f"config.json: {key} is {value!r}; expected a list of numbers")
         return tuple(_positive(key, item) for item in value)
 
-    def integers(self, key: str, least: int = 1) -> tuple[int, ...]:
+    def integers(self, key: str, *, least: int = 1) -> tuple[int, ...]:
         """() if the key is missing."""
         value = self._values.get(key)
         value = [] if value is None else value

@@ -73,14 +73,15 @@ def mlp_weights(config: ModelConfig, layer: int) -> int:
 
 def mlp_step(config: ModelConfig, layer: int, kernels: str) -> Sequence[TokenNumbers]:
     """Gate, up and product (4 F) of an MLP. With experts, the router's logits and what follows from
-    them (4 E), and for each chosen expert its input, 4 F and its output, which is also held in
-    float32; then the shared MLP, beside the sum of the experts' outputs."""
+    them (4 E), for each chosen expert its inner numbers and its output (F + D), and sums (3 D);
+    then the shared MLP, beside the sum of the experts' outputs. Without kernels for experts, the
+    tokens of one expert take as much as four experts."""
     experts, hidden = config.experts, config.hidden_size
     if experts is None or not experts.layers[layer]:
         return (_gated_step(config, config.intermediate_size, kernels),)
     chosen = TokenNumbers(
-        experts.top_k * (2 * hidden + 4 * experts.size) + hidden,
-        (2 * experts.top_k + 1) * hidden + 4 * experts.num_experts,
+        max(experts.top_k, 4) * (experts.size + hidden) + hidden,
+        3 * hidden + 4 * experts.num_experts,
     )
     if not experts.shared_size:
         return (chosen,)

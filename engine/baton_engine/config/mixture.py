@@ -61,7 +61,8 @@ def all_layers(values: Mapping[str, Any]) -> tuple[bool, ...]:
 def step_layers(values: Mapping[str, Any]) -> tuple[bool, ...]:
     """Every `decoder_sparse_step`-th layer has experts, except those in `mlp_only_layers`."""
     fields = ConfigFields(values)
-    step, dense = fields.integer("decoder_sparse_step", 1), fields.integers("mlp_only_layers", 0)
+    step = fields.integer("decoder_sparse_step", 1)
+    dense = fields.integers("mlp_only_layers", least=0)
     layers = range(fields.integer("num_hidden_layers"))
     return tuple(layer not in dense and (layer + 1) % step == 0 for layer in layers)
 

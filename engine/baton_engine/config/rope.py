@@ -123,12 +123,12 @@ def read_partial_rope(values: Mapping[str, Any], default: float) -> RopeConfig:
 
 
 def check_rotary_dim(values: Mapping[str, Any], rope: RopeConfig) -> int:
-    """The number of dimensions of a head that are rotated. Raises ModelError if it is odd or more
-    than a head has."""
+    """The number of dimensions of a head that are rotated. Raises ModelError unless it is even, at
+    least 2 and at most what a head has."""
     fields = ConfigFields(values)
     hidden, heads = fields.integer("hidden_size"), fields.integer("num_attention_heads")
     rotary_dim = rope.rotary_dim(fields.integer("head_dim", hidden // heads))
-    if rope.partial > 1 or rotary_dim % 2:
+    if rope.partial > 1 or rotary_dim < 2 or rotary_dim % 2:
         raise ModelError(
             f"config.json: {PARTIAL} {rope.partial} rotates {rotary_dim} numbers of "
             "each head; expected an even number of at most head_dim"

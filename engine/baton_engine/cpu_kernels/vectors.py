@@ -21,8 +21,7 @@ from numba.core import cgutils
 from numba.extending import intrinsic, models, register_model
 
 LANES = 16
-# Outputs of a block of weights, and how many bytes before they are read its weights are asked for.
-COLUMNS, AHEAD = 64, 4096
+COLUMNS = 64  # outputs of a block of weights
 address = types.int64
 
 _NUMBER = ir.FloatType()
@@ -445,7 +444,6 @@ def block_product(rows: int, bf16: bool, native: bool, wide: bool) -> Any:
                 with cgutils.for_range(builder, count) as loop:
                     offset = builder.mul(loop.index, ir.Constant(_ADDRESS, 4 * COLUMNS))
                     place = builder.add(part, offset)
-                    _prefetch(builder, place, 4 * LANES * vectors)
                     values = [
                         _load(builder, _after(builder, place, 4 * LANES * vector), _WORDS)
                         for vector in range(vectors)
@@ -490,13 +488,3 @@ def block_product(rows: int, bf16: bool, native: bool, wide: bool) -> Any:
 
 def _after(builder: Any, place: Any, offset: int) -> Any:
     return builder.add(place, ir.Constant(_ADDRESS, offset))
-
-
-def _prefetch(builder: Any, place: Any, size: int) -> None:
-    kind = ir.FunctionType(ir.VoidType(), [ir.IntType(8).as_pointer(), _WORD, _WORD, _WORD])
-    function = cgutils.get_or_insert_function(builder.module, kind, "llvm.prefetch.p0")
-    flags = [ir.Constant(_WORD, flag) for flag in (0, 3, 1)]
-    for line in range(0, size, 64):
-        ahead = _after(builder, place, AHEAD + line)
-        pointer = builder.inttoptr(ahead, ir.IntType(8).as_pointer())
-        builder.call(function, [pointer, *flags])

@@ -14,7 +14,7 @@ from baton_engine.config.experts import ExpertsConfig
 from baton_engine.config.model_config import ModelConfig
 from baton_engine.layers.decoder_layers import GatedMLP, Linear
 from baton_engine.layers.expert_routes import choose_experts, sigmoid
-from baton_engine.layers.experts import ExpertWeights
+from baton_engine.layers.experts import Experts, ExpertWeights
 from baton_engine.layers.parameter import WeightSlots
 
 
@@ -41,7 +41,8 @@ class MoE:
         if experts.choice_bias:
             bias = f"{router}.e_score_correction_bias"
             self._bias_E = slots.tensor(bias, count, dtype=torch.float32)
-        self._weights = self._make_experts(slots, name, here, hidden, experts)
+        weights = self._make_experts(slots, name, here, hidden, experts)
+        slots.when_filled(lambda: self._pack(weights))
         self._shared: GatedMLP | None = None
         self._shared_gate: Linear | None = None
         if experts.shared_size:
@@ -49,6 +50,9 @@ class MoE:
             self._shared = GatedMLP(slots, shared, config, experts.shared_size)
             if experts.shared_gate:
                 self._shared_gate = Linear(slots, [f"{shared}_gate"], [1], hidden, False)
+
+    def _pack(self, weights: ExpertWeights) -> None:
+        self._weights: Experts = self._ops.pack_experts(weights)
 
     def rename(self, name: str) -> str:
         """The module's name in checkpoints, if it is not `name`."""

@@ -20,8 +20,10 @@ from baton_engine.attention.triton_paged_attention import (
 )
 from baton_engine.attention.triton_store_kv import store_kv
 from baton_engine.interface import Sample
+from baton_engine.layers.experts import ExpertWeights, Routes
 from baton_engine.layers.rotary import HeadNorm
 from baton_engine.layers.triton_activation import activation_mul
+from baton_engine.layers.triton_experts import experts as compute_experts
 from baton_engine.layers.triton_matmul import FIXED_TILE, STORED_ROWS
 from baton_engine.layers.triton_norm import add_norm
 from baton_engine.layers.triton_rope_store import rotate_store
@@ -35,7 +37,9 @@ from tests.support.engines.launches import Launched, launches
 from tests.support.engines.paged import pages_of
 from tests.support.engines.small_pool import slots_in
 
-SMALL = Shape(hidden=48, mlp=40, heads=4, kv_heads=2, dim=32, block=16, item=4, vocab=3000)
+SMALL = Shape(
+    hidden=48, mlp=40, heads=4, kv_heads=2, dim=32, block=16, item=4, vocab=3000, chosen=2
+)
 # All query heads share a row of 40 numbers, the first 24 of which are v. V smaller than K.
 LATENT = replace(SMALL, kv_heads=1, dim=40, value_dim=24, latent=True)
 NARROW = replace(SMALL, value_dim=16)
@@ -149,6 +153,15 @@ def multiplied(rows: int, outputs: int, inputs: int, *, biased: bool = False) ->
     FIXED_TILE.product(noise(outputs, inputs), bias)(noise(rows, inputs))
 
 
+def computed_by_experts(tokens: int, *, biased: bool) -> None:
+    """Pairs are divided evenly among 6 experts."""
+    hidden, size, experts, chosen = 48, 40, 6, SMALL.chosen
+    biases = (noise(experts, 2 * size), noise(experts, hidden)) if biased else (None, None)
+    weights = ExpertWeights(noise(experts, 2 * size, hidden), noise(experts, hidden, size), *biases)
+    ids = torch.arange(tokens * chosen).view(tokens, chosen) % experts
+    compute_experts(noise(tokens, hidden), Routes(ids, noise(tokens, chosen)), weights)
+
+
 LAYERS: dict[str, tuple[int, Callable[[], object]]] = {
     "rope and store": (3, lambda: rotated(norm=False)),
     "norm, rope and store": (3, lambda: rotated(norm=True)),
@@ -160,6 +173,8 @@ LAYERS: dict[str, tuple[int, Callable[[], object]]] = {
         lambda: put_sampled(torch.zeros(3).int(), torch.arange(3).int(), torch.arange(3)),
     ),
     "an activation": (3, lambda: activation_mul(noise(3, 80), "silu")),
+    "experts": (1, lambda: computed_by_experts(1, biased=False)),
+    "experts with several tiles": (60, lambda: computed_by_experts(60, biased=True)),
     "a product": (70, lambda: multiplied(70, 70, 100)),
     "a product with a bias": (70, lambda: multiplied(70, 70, 100, biased=True)),
     "stored splits": (3, lambda: multiplied(3, 70, 1100, biased=True)),

@@ -31,6 +31,9 @@ MAIN = (
     "qwen3-window",
     "phi3-partial-window",
     "gemma2",
+    "glm4-moe",
+    "qwen2-moe-window-tied",
+    "deepseek-v3",
 )
 
 Report = Callable[[str, object], None]

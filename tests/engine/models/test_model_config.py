@@ -27,6 +27,15 @@ LLAMA: dict[str, Any] = {
 }
 MISTRAL: dict[str, Any] = {"architectures": ["MistralForCausalLM"]}
 QWEN3: dict[str, Any] = {"architectures": ["Qwen3ForCausalLM"]}
+EXPERTS: dict[str, Any] = {
+    "num_experts": 4,
+    "num_experts_per_tok": 2,
+    "moe_intermediate_size": 32,
+    "shared_expert_intermediate_size": 32,
+}
+MIXTRAL: dict[str, Any] = {**EXPERTS, "architectures": ["MixtralForCausalLM"]}
+QWEN2_MOE: dict[str, Any] = {**EXPERTS, "architectures": ["Qwen2MoeForCausalLM"]}
+QWEN3_MOE: dict[str, Any] = {**EXPERTS, "architectures": ["Qwen3MoeForCausalLM"]}
 WITH_WINDOW: dict[str, Any] = {"use_sliding_window": True, "sliding_window": 512}
 LLAMA3 = {
     "factor": 8.0,
@@ -103,7 +112,6 @@ def test_dtype_auto_follows_the_checkpoint_and_computes_float16_in_float32(tmp_p
     [
         ({"architectures": ["GPT2LMHeadModel"]}, "GPT2LMHeadModel"),
         ({"architectures": None}, "none named"),
-        ({"architectures": ["Qwen3MoeForCausalLM"], "num_experts": 8}, "Qwen3MoeForCausalLM"),
         ({"num_local_experts": 8}, "num_local_experts 8"),
         ({"hidden_act": "gelu"}, "gelu"),
         ({"rope_scaling": {"rope_type": "dynamic", "factor": 2.0}}, "dynamic"),
@@ -143,6 +151,9 @@ def test_an_unsupported_feature_is_refused_by_name(
         {**QWEN3, "sliding_window": 512},  # use_sliding_window is off by default
         {**QWEN3, "sliding_window": 512, "use_sliding_window": True},  # only from layer 28 on
         {**QWEN3, "layer_types": ["full_attention"] * 2},
+        {**QWEN2_MOE, "sliding_window": 512},
+        {**QWEN3_MOE, "sliding_window": 512},
+        MIXTRAL,
     ],
 )
 def test_a_sliding_window_that_has_no_effect_is_ignored(
@@ -170,6 +181,14 @@ def test_a_sliding_window_that_has_no_effect_is_ignored(
             {**WITH_WINDOW, "architectures": ["Qwen2ForCausalLM"], "max_window_layers": 1},
             (None, 512),
         ),
+        ({**MIXTRAL, "sliding_window": 512}, (512, 512)),
+        ({**QWEN2_MOE, **WITH_WINDOW, "num_hidden_layers": 3}, (512, None, 512)),
+        ({**QWEN2_MOE, **WITH_WINDOW, "max_window_layers": 0}, (None, None)),
+        (
+            {**QWEN2_MOE, **WITH_WINDOW, "layer_types": ["full_attention", "sliding_attention"]},
+            (None, 512),
+        ),
+        ({**QWEN3_MOE, **WITH_WINDOW, "max_window_layers": 1}, (512, 512)),
     ],
 )
 def test_sliding_windows_are_read_per_layer(

@@ -17,6 +17,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from baton_engine.attention.triton_paged_attention import programs_for
+from baton_engine.layers.triton_experts import most_tiles
 from baton_engine.layers.triton_matmul import STORED_ROWS
 from baton_engine.sampling.triton_sampler import DRAW_TILE
 from baton_engine.sampling.triton_topk_topp import BINS, PROGRAMS
@@ -29,8 +30,9 @@ Constants = Mapping[str, Any]
 
 @dataclass(frozen=True, slots=True)
 class Shape:
-    """Sizes of Qwen3-0.6B in bfloat16. `item` is the number of bytes of a value. Heads of v have
-    `value_dim` numbers, 0: `dim`. With `latent`, they are the first numbers of k."""
+    """Sizes of Qwen3-0.6B in bfloat16. `item` is the number of bytes of a value, `chosen` that of a
+    token's experts. Heads of v have `value_dim` numbers, 0: `dim`. With `latent`, they are the
+    first numbers of k."""
 
     hidden: int = 1024
     mlp: int = 3072
@@ -40,6 +42,7 @@ class Shape:
     block: int = 16
     item: int = 2
     vocab: int = 151_936
+    chosen: int = 8
     value_dim: int = 0
     latent: bool = False
 
@@ -179,6 +182,40 @@ def add_splits(shape: Shape, rows: Rows, constants: Constants) -> Bytes | None:
     return Bytes(both + rows.tokens * bias, both + bias)
 
 
+def expert_inner(shape: Shape, rows: Rows, constants: Constants) -> Bytes:
+    """Pairs are divided evenly among the experts. Tiles of an expert load the same weights, and
+    tiles of the same pairs the same inputs."""
+    return _experts(shape, rows, constants, parts=2, sources=rows.tokens)
+
+
+def expert_outputs(shape: Shape, rows: Rows, constants: Constants) -> Bytes:
+    return _experts(shape, rows, constants, parts=1, sources=rows.tokens * shape.chosen)
+
+
+def _experts(shape: Shape, rows: Rows, constants: Constants, parts: int, sources: int) -> Bytes:
+    """A product of all experts: `parts` weights are multiplied with the same inputs, which are
+    `sources` different rows."""
+    experts, tile = constants["EXPERTS"], constants["M"]
+    outputs, inputs = constants["OUTPUTS"], constants["INPUTS"]
+    pairs = rows.tokens * shape.chosen
+    used = min(pairs, experts)
+    shares = [pairs // used + (expert < pairs % used) for expert in range(used)]
+    tiles = sum(-(-share // tile) for share in shares)
+    across = -(-outputs // constants["N"])
+    weight = parts * outputs * (inputs + constants["HAS_BIAS"]) * shape.item
+    begins = most_tiles(pairs, experts, tile) * across * 2 * experts * INT32
+    pair = inputs * shape.item + INT64
+    result = pairs * outputs * shape.item
+    moved = begins + tiles * weight + pairs * across * pair + result
+    floor = used * weight + sources * inputs * shape.item + pairs * INT64 + result
+    return Bytes(moved, floor + (experts + 1) * INT32)
+
+
+def add_experts(shape: Shape, rows: Rows, constants: Constants) -> Bytes:
+    row = constants["OUTPUTS"] * shape.item
+    return _once(rows.tokens * (constants["CHOSEN"] + 1) * row)
+
+
 def put_sampled(shape: Shape, rows: Rows, constants: Constants) -> Bytes:
     """All tokens are those of the previous step."""
     return _once(rows.tokens * (INT32 + INT64 + INT32))
@@ -229,6 +266,7 @@ ESTIMATES: Mapping[str, Callable[[Shape, Rows, Constants], Bytes | None]] = {
     for each in (
         *(attend, join, rotate_store, store_kv),
         *(add_norm, activation_mul, matmul, add_splits, put_sampled),
+        *(expert_inner, expert_outputs, add_experts),
         *(count, weigh, count_ties, limits, draw, pick),
     )
 }
@@ -267,6 +305,9 @@ def describe(kernel: str, constants: Constants) -> str:
         return "with a delta" if constants["HAS_DELTA"] else ""
     if kernel == "_activation_mul":
         return "gelu" if constants["GELU"] else "silu"
+    if kernel in ("_expert_inner", "_expert_outputs"):
+        size = f"{constants['EXPERTS']} of {constants['OUTPUTS']} x {constants['INPUTS']}"
+        return size + (", bias" if constants["HAS_BIAS"] else "")
     if kernel in ("_matmul", "_add_splits"):
         size = f"{constants['OUTPUTS']} outputs"
         if kernel == "_matmul":

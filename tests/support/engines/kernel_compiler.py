@@ -43,6 +43,7 @@ from baton_engine.build import ops_for
 from baton_engine.config.model_config import AttentionSpec, RopeConfig
 from baton_engine.interface import Row, Sample
 from baton_engine.kv.kv_pool import TORCH_DTYPES, TorchMemory
+from baton_engine.layers.experts import ClampedSwiGLU, ExpertWeights, Routes
 from baton_engine.layers.rotary import HeadNorm, Rope
 from baton_engine.layers.triton_matmul import FIXED_TILE, FIXED_TILE_HEAD, STORED_ROWS
 from baton_engine.runner.input_buffers import StepShape, pad, to_device
@@ -178,6 +179,35 @@ def multiply(dtype: str, sizes: list[tuple[int, int]]) -> None:
     FIXED_TILE_HEAD.product(head, None)(x)
 
 
+@dataclass(frozen=True)
+class Mixture:
+    hidden: int
+    size: int
+    experts: int
+    chosen: int
+    clamped: ClampedSwiGLU | None = None  # with biases
+
+
+QWEN_MOE = Mixture(2048, 768, 128, 8)  # Qwen3-30B-A3B
+GPT_OSS = Mixture(2880, 2880, 32, 4, ClampedSwiGLU(1.702, 7.0))
+
+
+def compute_experts(dtype: str, mixture: Mixture) -> None:
+    """A decode step of one row, and a prompt."""
+    numbers = partial(torch.empty, dtype=TORCH_DTYPES[dtype])
+    experts, hidden, size = mixture.experts, mixture.hidden, mixture.size
+    biased = mixture.clamped is not None
+    weights = ExpertWeights(
+        *(numbers(experts, 2 * size, hidden), numbers(experts, hidden, size)),
+        numbers(experts, 2 * size) if biased else None,
+        numbers(experts, hidden) if biased else None,
+        mixture.clamped,
+    )
+    for tokens in (1, 256):
+        ids = torch.zeros(tokens, mixture.chosen, dtype=torch.int64)
+        OPS.experts(numbers(tokens, hidden), Routes(ids, torch.zeros(ids.shape)), weights)
+
+
 LIMITS: dict[str, dict[str, Any]] = {"": {}, ", limited": {"window": 4096, "soft_cap": 50.0}}
 WIDE = Shape(hidden=4096, mlp=12_288)
 CASES = {
@@ -195,6 +225,11 @@ CASES = {
     "products of Qwen3-0.6B": Case(partial(multiply, "bfloat16", QWEN)),
     "products in bfloat16": Case(partial(multiply, "bfloat16", [*WIDTHS, *BIASED])),
     "products in float32": Case(partial(multiply, "float32", [*WIDTHS, *BIASED]), Shape(item=4)),
+    "experts of Qwen3-30B-A3B": Case(partial(compute_experts, "bfloat16", QWEN_MOE)),
+    "experts of gpt-oss-20b": Case(
+        partial(compute_experts, "bfloat16", GPT_OSS), Shape(chosen=GPT_OSS.chosen)
+    ),
+    "experts in float32": Case(partial(compute_experts, "float32", QWEN_MOE), Shape(item=4)),
 }
 # Attention takes most of the time, so only one of the exact and one of the other cases.
 QUICK = {
@@ -203,6 +238,7 @@ QUICK = {
     "norms and activations of Qwen3-8B": 80,
     "sampling": 80,
     "products in bfloat16": 100,
+    "experts of gpt-oss-20b": 90,
 }
 
 
