@@ -11,8 +11,8 @@ Rivals are transformers' implementations of experts: a loop (eager), `grouped_mm
 over 1 GiB.
 
 Two goals: 1.25 times as fast as the fastest of them; and steps of 1 to 32 tokens read the weights
-of their experts, each once, at 0.7 times the speed of a sum over a large array. A sum reads as fast as
-memory gives: a side that is half as fast as a sum can be beaten by 2 and no more.
+of their experts, each once, at 0.7 times the speed of a sum over a large array. A sum reads as fast
+as memory gives: a side that is half as fast as a sum can be beaten by 2 and no more.
 With `--threads 1` all times are the thread's CPU time, which other programs disturb least.
 """
 

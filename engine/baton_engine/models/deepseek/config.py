@@ -21,6 +21,7 @@ from baton_engine.config.rope import ROPE_TYPES, rope_settings, rope_type, yarn_
 from baton_engine.errors import ModelError, UnsupportedModel
 from baton_engine.models.deepseek.counts import LATENT_COUNTS
 
+MODEL = "baton_engine.models.deepseek.model:DeepSeek"
 # The keys of config.json for the number of drafting layers; one is the default.
 DRAFT_KEYS = ("num_nextn_predict_layers", "num_mtp_layers")
 KEYS = EXPERT_KEYS | {
@@ -131,7 +132,6 @@ def _scale_of_rope(values: Mapping[str, Any]) -> float:
     return yarn_scale(fields.number("factor"), fields.number("mscale_all_dim")) ** 2
 
 
-MODEL = "baton_engine.models.deepseek.model:DeepSeek"
 V2_FAMILY = Family(
     read=read_v2,
     model=MODEL,
