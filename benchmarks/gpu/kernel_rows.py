@@ -37,6 +37,7 @@ from baton_protocol.layout import KVLayout
 from baton_protocol.sampling import SamplingParams
 from benchmarks.gpu.processes import ROOT
 from tests.support.engines.attention_specs import batch_of
+from tests.support.engines.small_pool import kv_of, slots_in
 
 BLOCK, LAYERS, LAYER = 16, 2, 1
 EPS = 1e-6
@@ -174,12 +175,13 @@ class Slots:
         layer: int,
         q_TNH: torch.Tensor,
         k_TKH: torch.Tensor,
-        v_TKH: torch.Tensor,
+        v_TKV: torch.Tensor | None,
         *,
         stored: bool = False,
         sinks_N: torch.Tensor | None = None,
     ) -> torch.Tensor:
-        self.given = q_TNH, k_TKH, v_TKH
+        assert v_TKV is not None
+        self.given = q_TNH, k_TKH, v_TKV
         return q_TNH
 
 
@@ -188,7 +190,7 @@ def rope_store(setup: Setup, model: str, tokens: int, *, norm: bool = True, pool
     and is full of NaN."""
     sizes, tokens = setup.sizes(model), setup.at_most(tokens)
     memory = make_pool(setup, sizes, -(-tokens // BLOCK), pool)
-    places = KVSlots(memory.pool, LAYER, last_slots(memory, tokens))
+    places = slots_in(kv_of(memory), LAYER, last_slots(memory, tokens))
     both = sizes.heads + sizes.kv_heads
     heads_TZH = setup.noise(tokens, both + sizes.kv_heads, sizes.dim)
     weights = HeadNorm(setup.noise(both, sizes.dim), EPS) if norm else None
@@ -200,7 +202,7 @@ def rope_store(setup: Setup, model: str, tokens: int, *, norm: bool = True, pool
     TORCH_OPS.attend(heads_TZH.float().clone(), sizes.heads, exact, exact_tables, 0, twin)
     q_TNH, k_TKH, v_TKH = twin.given
     stored = torch.stack([k_TKH, v_TKH], 1)
-    memory.pool.fill_(torch.nan)  # on a CPU the twin stores, too
+    kv_of(memory).fill_(torch.nan)  # on a CPU the twin stores, too
 
     return Trial(
         run=lambda: (
@@ -218,7 +220,7 @@ def rope_store(setup: Setup, model: str, tokens: int, *, norm: bool = True, pool
 def store(setup: Setup, model: str, tokens: int) -> Trial:
     sizes, tokens = setup.sizes(model), setup.at_most(tokens)
     memory = make_pool(setup, sizes, -(-tokens // BLOCK), 0)
-    places = KVSlots(memory.pool, LAYER, last_slots(memory, tokens))
+    places = slots_in(kv_of(memory), LAYER, last_slots(memory, tokens))
     k_TKH, v_TKH = (setup.noise(tokens, sizes.kv_heads, sizes.dim) for _ in range(2))
     expected = torch.stack([k_TKH, v_TKH], 1)
 
@@ -413,7 +415,7 @@ def make_pool(setup: Setup, sizes: Sizes, blocks: int, least: int) -> TorchMemor
     if least and not setup.dry:
         blocks = max(blocks, least // numbers)
     memory = TorchMemory(layout, blocks + SPARE_BLOCKS, setup.device)
-    memory.pool.fill_(torch.nan)
+    kv_of(memory).fill_(torch.nan)
     return memory
 
 
@@ -427,14 +429,15 @@ def last_slots(memory: TorchMemory, tokens: int) -> torch.Tensor:
 def stored_at(places: KVSlots) -> torch.Tensor:
     """K and V [T, 2, K, H] at the slots."""
     block_T, offset_T = places.slots_T // BLOCK, places.slots_T % BLOCK
-    return places.pool[block_T, places.layer, :, :, offset_T]
+    parts = (part[block_T, :, offset_T] for part in (places.k_PKBH, places.v_PKBV))
+    return torch.stack(list(parts), 1)
 
 
 def written(memory: TorchMemory) -> torch.Tensor:
     """How many numbers of the pool are no longer NaN. Not of the whole pool at once, whose mask
     would be half as large."""
     return sum(
-        (each.numel() - each.isnan().sum() for each in memory.pool.chunk(64)), torch.tensor(0)
+        (each.numel() - each.isnan().sum() for each in kv_of(memory).chunk(64)), torch.tensor(0)
     )
 
 
@@ -444,15 +447,15 @@ def fill_rows(
     """Give each row random blocks of the pool, with noise for its tokens and NaN after them."""
     free = (torch.randperm(len(memory.pool) - 1)[: sum(used)] + 1).tolist()
     chosen = torch.tensor(free, device=memory.pool.device)
-    shape = (len(free), *memory.pool.shape[2:])
-    noise = torch.randn(shape, device=memory.pool.device, dtype=memory.pool.dtype)
-    memory.pool[chosen, LAYER] = noise
+    kv = kv_of(memory)
+    shape = (len(free), *kv.shape[2:])
+    kv[chosen, LAYER] = torch.randn(shape, device=kv.device, dtype=kv.dtype)
     rows = []
     for (start, count), blocks in zip(spans, used, strict=True):
         own, free = free[:blocks], free[blocks:]
         past = (start + count) % BLOCK
         if past:
-            memory.pool[own[-1], LAYER, :, :, past:] = torch.nan
+            kv[own[-1], LAYER, :, :, past:] = torch.nan
         rows.append(Row([0] * count, start, [BlockId(block) for block in own]))
     return rows
 
@@ -472,7 +475,7 @@ def by_definition(
     for row in rows:
         count = len(row.tokens)
         end = row.start + count
-        own_M2KBH = memory.pool[list(row.blocks), LAYER].float()
+        own_M2KBH = kv_of(memory)[list(row.blocks), LAYER].float()
         kv_2KJH = own_M2KBH.permute(1, 2, 0, 3, 4).flatten(2, 3)[:, :, :end]
         k_NJH, v_NJH = kv_2KJH.repeat_interleave(group, dim=1)
         q_NTH = q_TNH[begin : begin + count].float().transpose(0, 1)

@@ -46,6 +46,8 @@ MODELS: Mapping[str, str] = {
     "qwen3-moe-bias-odd": "an odd number of experts, a layer without",
     "olmoe-clip-tied": "norms of all of q and k, bounds of q, k and v",
     "glm4-moe-groups-tied": "groups of experts, chosen by a sigmoid and a bias; float32 router",
+    "deepseek-v2-groups": "latent rows that are copied, experts of the best groups",
+    "deepseek-v3": "latent rows that are read in place, sigmoid scores of experts",
 }
 DTYPES = ("float32", "bfloat16")
 

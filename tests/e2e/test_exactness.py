@@ -80,6 +80,7 @@ SHORT = [
     Cell("llama-gqa4", (0, 1), pieces=True, tight=False, overlap=False, host=False),
     Cell("mistral-window", (1, 1), pieces=False, tight=True, overlap=True, host=True),
     Cell("gpt-oss", (2, 2), pieces=False, tight=False, overlap=True, host=False),
+    Cell("deepseek-v3", (1, 1), pieces=False, tight=False, overlap=False, host=True),
 ]
 
 

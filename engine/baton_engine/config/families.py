@@ -23,6 +23,8 @@ from baton_engine.errors import ModelError, UnsupportedModel
 GROUP = "baton.model_families"
 # Architecture -> the place of its Family.
 BUILT_IN: Mapping[str, str] = {
+    "DeepseekV2ForCausalLM": "baton_engine.models.deepseek.config:V2_FAMILY",
+    "DeepseekV3ForCausalLM": "baton_engine.models.deepseek.config:V3_FAMILY",
     "Gemma2ForCausalLM": "baton_engine.models.gemma2.config:FAMILY",
     "Glm4MoeForCausalLM": "baton_engine.models.glm4_moe.config:FAMILY",
     "GptOssForCausalLM": "baton_engine.models.gpt_oss.config:FAMILY",

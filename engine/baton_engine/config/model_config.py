@@ -12,6 +12,8 @@ from dataclasses import asdict, dataclass, replace
 from typing import Literal
 
 from baton_engine.config.experts import ExpertsConfig
+from baton_engine.config.latent import LatentConfig
+from baton_protocol.layout import LATENT, KVField, keys_and_values
 
 Activation = Literal["silu", "gelu_tanh"]
 
@@ -63,8 +65,13 @@ class RopeConfig:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AttentionSpec:
     """Attention of one layer. A score is q k^T * scale; with a `soft_cap` c it becomes
-    c tanh(score / c). For `window`, see ModelConfig.windows. With `sinks`, each query head has a
-    learned score that takes part in the softmax as that of a key would, and has no value."""
+    c tanh(score / c). For `window`, see ModelConfig.windows.
+
+    Heads of q and k have `head_dim` numbers, and those of v `value_dim`, by default as many. With
+    `latent`, the cache has one row per token and head: it is k, and its first numbers are v. With
+    `sinks`, each query head has a learned score that takes part in the softmax as that of a key
+    would, and has no value.
+    """
 
     num_heads: int
     num_kv_heads: int
@@ -73,6 +80,12 @@ class AttentionSpec:
     window: int | None = None
     soft_cap: float | None = None
     sinks: bool = False
+    value_dim: int = 0
+    latent: bool = False
+
+    def __post_init__(self) -> None:
+        if not self.value_dim:
+            object.__setattr__(self, "value_dim", self.head_dim)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -113,6 +126,7 @@ class ModelConfig:
     logits_soft_cap: float | None = None
     embed_scale: float = 1.0  # embeddings are multiplied by it
     experts: ExpertsConfig | None = None
+    latent: LatentConfig | None = None  # num_kv_heads and head_dim are then those of latent rows
     clip_qkv: float | None = None  # q, k and v are at most this and at least minus this
     unused_tensors: tuple[str, ...] = ()
     # Keys of config.json that the family does not read, and their values as canonical JSON.
@@ -132,9 +146,22 @@ class ModelConfig:
                 window=window,
                 soft_cap=self.attention_soft_cap,
                 sinks=self.attention_sinks,
+                value_dim=0 if self.latent is None else self.latent.rank,
+                latent=self.latent is not None,
             )
             for window in windows
         )
+
+    @property
+    def rope_dim(self) -> int:
+        """Numbers of a head of which rope rotates all or a part (see RopeConfig)."""
+        return self.head_dim if self.latent is None else self.latent.rope_dim
+
+    def kv_fields(self, dtype: str) -> tuple[KVField, ...]:
+        """What each layer keeps of a token, if it is kept in this dtype."""
+        if self.latent is not None:
+            return (KVField(LATENT, 1, self.latent.row, dtype),)
+        return keys_and_values(self.num_kv_heads, self.head_dim, dtype)
 
     def limited_to(self, max_model_len: int | None) -> ModelConfig:
         """The config of an engine whose sequences have at most this number of tokens; None means

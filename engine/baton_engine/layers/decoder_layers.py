@@ -43,6 +43,13 @@ class Linear:
         self._product = plain_product(self._weight_OI, self._bias_O)
         slots.when_filled(lambda: self._pack(slots))
 
+    def reorder(self, order_O: torch.Tensor) -> None:
+        """Give the outputs another order; before the weight is packed."""
+        assert self._weight_OI is not None, "the weight is packed"
+        for tensor in (self._weight_OI, self._bias_O):
+            if tensor is not None:
+                tensor.copy_(tensor[order_O.to(tensor.device)])
+
     def _pack(self, slots: WeightSlots) -> None:
         assert self._weight_OI is not None
         self._product = slots.product(self._name, self._weight_OI, self._bias_O)

@@ -145,7 +145,7 @@ class TorchOps:
         if can_rotate_store(heads_TZH, rope[0]):
             slots = attention.slots(layer)
             weights = None if norm is None else (norm.weight_XH, norm.eps)
-            places = slots.pool, slots.layer, slots.slots_T
+            places = (slots.k_PKBH, slots.v_PKBV), slots.slots_T
             q_TNH = rotate_store(heads_TZH, num_heads, weights, rope, *places)
             k_TKH, v_TKH = heads_TZH[:, num_heads:both], heads_TZH[:, both:]
             return attention.attend(layer, q_TNH, k_TKH, v_TKH, stored=True, sinks_N=sinks_N)

@@ -67,9 +67,9 @@ class WeightSlots:
         self.ops = ops
         self._method_of = method_of
         self.parameters: dict[str, Parameter] = {}
-        # What tests found about products, by method, output and input size, dtype, and whether
+        # What tests found about products, by method, the weight's shape and dtype, and whether
         # there is a bias.
-        self.row_rules: dict[tuple[LinearMethod, int, int, torch.dtype, bool], RowRule] = {}
+        self.row_rules: dict[tuple[LinearMethod, tuple[int, ...], torch.dtype, bool], RowRule] = {}
         self._then: list[Callable[[], None]] = []
         self._spellings: list[tuple[Collection[str], Mapping[str, torch.Tensor]]] = []
 
@@ -123,19 +123,23 @@ class WeightSlots:
         self._declare(name, Parameter(place, whole=whole))
 
     def product(
-        self, name: str, weight_OI: torch.Tensor, bias_O: torch.Tensor | None = None
+        self,
+        name: str,
+        weight_OI: torch.Tensor,
+        bias_O: torch.Tensor | None = None,
+        method: LinearMethod | None = None,
     ) -> Product:
         """The product of the layer `name`. A row has the same bits for any number of rows, if that
-        is wanted and possible (see `row_rule`). Products of equal shapes are tested once."""
-        method = self._method_of(name)
+        is wanted and possible (see `row_rule`). Products of equal shapes are tested once. The
+        weight of the method HEADS is [N, O, I], without a bias."""
+        method = self._method_of(name) if method is None else method
         product = method.product(weight_OI, bias_O)
         if self._exact_rows is None:
             return product
         # Nodes with smaller steps must choose the same rule: 256 rows are always tested.
         most = max(256, self._exact_rows)
         some = [count for count in method.counts if count <= most]
-        outputs, inputs = weight_OI.shape
-        key = (method, outputs, inputs, weight_OI.dtype, bias_O is not None)
+        key = (method, tuple(weight_OI.shape), weight_OI.dtype, bias_O is not None)
         if key not in self.row_rules:
             self.row_rules[key] = row_rule(product, weight_OI, bias_O, some)
         rule = self.row_rules[key]

@@ -161,11 +161,13 @@ def _attention_bytes(demand: MemoryDemand, length: int) -> int:
     and V; and per score of the tokens and heads that are computed at a time the numbers of
     SCORE_BYTES, products and weights in the compute dtype, and sums of V for each split.
     """
-    layout, config = demand.layout, demand.config
+    layout, config, item = demand.layout, demand.config, demand.item
     split = split_blocks(layout.block_size) * layout.block_size
     keys = -(-length // split) * split
     queries = max(min(demand.max_batched_tokens, length), demand.max_num_seqs)
     scores = min(config.num_heads * queries * keys, max(SCORES_AT_ONCE, config.num_heads * keys))
-    score_bytes = SCORE_BYTES + 3 * demand.item + 3 * demand.item * layout.head_dim // SPLIT_KEYS
-    copies = 2 * demand.item * max(layout.num_kv_heads * layout.head_dim * keys, KEYS_COPIED)
+    score_bytes = SCORE_BYTES + 3 * item + 3 * item * config.attention[0].value_dim // SPLIT_KEYS
+    kept = max(field.heads * field.size for field in layout.kv_fields)
+    # Latent rows are copied as K, and as V in two steps.
+    copies = (2 if config.latent is None else 3) * item * max(kept * keys, KEYS_COPIED)
     return copies + score_bytes * scores

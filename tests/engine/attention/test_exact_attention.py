@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 import pytest
 import torch
@@ -14,11 +14,23 @@ from baton_engine.attention.exact import decode_rows
 from baton_engine.attention.exact.backend import TorchAttention
 from baton_engine.attention.exact.pages import SIZES, Sizes
 from baton_engine.attention.exact.splits import Splits
+from baton_engine.config.model_config import AttentionSpec
 from baton_engine.config.step_sizes import SPLIT_KEYS
 from baton_engine.interface import Row
+from baton_engine.kv.kv_pool import TORCH_DTYPES, TorchMemory
 from baton_protocol.ids import BlockId
+from baton_protocol.layout import LATENT, KVField, KVLayout
 from tests.support.engines.attention_specs import batch_of, sinks_of, specs_of
-from tests.support.engines.small_pool import BLOCK, DIM, LAYERS, POOL, expected_of, memory_of
+from tests.support.engines.small_pool import (
+    BLOCK,
+    DIM,
+    LAYERS,
+    POOL,
+    attention_of,
+    expected_of,
+    kv_of,
+    memory_of,
+)
 
 
 @pytest.fixture(params=["in place", "copied"])
@@ -78,7 +90,7 @@ def test_attention_equals_the_definition(
 ) -> None:
     num_heads, kv_heads = heads
     memory, rows = memory_of(kv_heads, dtype), rows_of(SPANS[name])
-    before = memory.pool.clone()
+    before = kv_of(memory).clone()
     tokens = sum(len(row.tokens) for row in rows)
     noise = torch.Generator().manual_seed(2)
     specs = specs_of(memory.layout, num_heads, windows, sinks=sinks)
@@ -86,7 +98,7 @@ def test_attention_equals_the_definition(
     step = TorchAttention(memory, specs, sizes).begin(batch_of(rows, memory.layout))
     for layer in range(LAYERS):
         q, k, v = (
-            torch.randn(tokens, count, DIM, generator=noise).to(memory.pool.dtype)
+            torch.randn(tokens, count, DIM, generator=noise).to(memory.fields["k"].dtype)
             for count in (num_heads, kv_heads, kv_heads)
         )
         out_TNH = step.attend(layer, q, k, v, sinks_N=sinks_N)
@@ -99,11 +111,116 @@ def test_attention_equals_the_definition(
             torch.testing.assert_close(actual, expected, rtol=near, atol=near)
             for index, position in enumerate(range(row.start, row.start + len(row.tokens))):
                 block, slot = row.blocks[position // BLOCK], position % BLOCK
-                assert torch.equal(memory.pool[block, layer, 0, :, slot], k[begin + index])
-                assert torch.equal(memory.pool[block, layer, 1, :, slot], v[begin + index])
-                before[block, :, :, :, slot] = memory.pool[block, :, :, :, slot]
+                assert torch.equal(kv_of(memory)[block, layer, 0, :, slot], k[begin + index])
+                assert torch.equal(kv_of(memory)[block, layer, 1, :, slot], v[begin + index])
+                before[block, :, :, :, slot] = kv_of(memory)[block, :, :, :, slot]
             begin = end
-    assert torch.equal(memory.pool, before)  # no other slot was written
+    assert torch.equal(kv_of(memory), before)  # no other slot was written
+
+
+@dataclass(frozen=True)
+class Heads:
+    """Query heads, kv heads, numbers of a head of k and of v, and whether v are the first of k."""
+
+    queries: int
+    kv: int
+    dim: int
+    value_dim: int
+    latent: bool = False
+
+    @property
+    def spec(self) -> AttentionSpec:
+        return AttentionSpec(
+            num_heads=self.queries,
+            num_kv_heads=self.kv,
+            head_dim=self.dim,
+            scale=self.dim**-0.5,
+            value_dim=self.value_dim,
+            latent=self.latent,
+        )
+
+    def memory(self, dtype: str) -> TorchMemory:
+        """A pool of one layer, full of noise."""
+        fields = [
+            KVField("k", self.kv, self.dim, dtype),
+            KVField("v", self.kv, self.value_dim, dtype),
+        ]
+        if self.latent:
+            fields = [KVField(LATENT, self.kv, self.dim, dtype)]
+        layout = KVLayout.of_fields(tuple(fields), num_layers=1, block_size=BLOCK, chunk_blocks=1)
+        memory = TorchMemory(layout, POOL, torch.device("cpu"))
+        for field in memory.fields.values():
+            field.copy_(torch.randn(field.shape, generator=torch.Generator().manual_seed(1)))
+        return memory
+
+    def qkv(self, tokens: int, dtype: str, seed: int) -> list[torch.Tensor | None]:
+        noise = torch.Generator().manual_seed(seed)
+        shapes = (self.queries, self.dim), (self.kv, self.dim), (self.kv, self.value_dim)
+        q, k, v = (
+            torch.randn(tokens, *shape, generator=noise).to(TORCH_DTYPES[dtype]) for shape in shapes
+        )
+        return [q, k, None if self.latent else v]
+
+
+# Kernels read the first and the third in place.
+HEADS = {
+    "v larger than k": Heads(4, 2, 32, 64),
+    "v smaller than k, odd sizes": Heads(6, 2, 40, 24),
+    "latent rows": Heads(6, 1, 96, 64, latent=True),
+    "latent rows, odd sizes": Heads(4, 1, 40, 24, latent=True),
+}
+
+
+@pytest.mark.usefixtures("reading")
+@pytest.mark.parametrize(("dtype", "near"), [("float32", 1e-5), ("bfloat16", 1e-2)])
+@pytest.mark.parametrize("name", HEADS)
+def test_attention_with_v_of_another_size_equals_the_definition(
+    name: str, dtype: str, near: float
+) -> None:
+    heads, rows = HEADS[name], rows_of(SPANS["mixed"] + [(120, 1), (30, 70)])
+    memory = heads.memory(dtype)
+    q, k, v = heads.qkv(sum(len(row.tokens) for row in rows), dtype, seed=2)
+    assert q is not None
+    assert k is not None
+    step = TorchAttention(memory, [heads.spec]).begin(batch_of(rows, memory.layout))
+    out_TNV, slots, begin = step.attend(0, q, k, v), step.slots(0), 0
+    for row in rows:
+        end = begin + len(row.tokens)
+        blocks = list(row.blocks)
+        k_KSH, v_KSV = (
+            pages[blocks].transpose(0, 1).flatten(1, 2) for pages in (slots.k_PKBH, slots.v_PKBV)
+        )
+        expected = attention_of(q[begin:end], k_KSH, v_KSV, row.start, None)
+        torch.testing.assert_close(out_TNV[begin:end].double(), expected, rtol=near, atol=near)
+        stored = slice(row.start, row.start + len(row.tokens))
+        assert torch.equal(k_KSH[:, stored].transpose(0, 1), k[begin:end])
+        if v is not None:
+            assert torch.equal(v_KSV[:, stored].transpose(0, 1), v[begin:end])
+        begin = end
+
+
+@pytest.mark.usefixtures("reading")
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+@pytest.mark.parametrize("name", HEADS)
+def test_the_bits_with_v_of_another_size_do_not_depend_on_the_pieces(name: str, dtype: str) -> None:
+    heads, outputs = HEADS[name], []
+    qkv = heads.qkv(100, dtype, seed=3)
+    for cut in ([100], [60, *[1] * 40], [33, 33, 34]):
+        start, parts = 0, []
+        memory = heads.memory(dtype)
+        attention = TorchAttention(memory, [heads.spec])
+        for count in cut:
+            row = Row([0] * count, start, [BlockId(index) for index in range(1, 26)])
+            step = attention.begin(batch_of([row], memory.layout))
+            some = slice(start, start + count)
+            q, k, v = (None if each is None else each[some] for each in qkv)
+            assert q is not None
+            assert k is not None
+            parts.append(step.attend(0, q, k, v))
+            start += count
+        outputs.append(torch.cat(parts))
+    assert torch.equal(outputs[0], outputs[1])
+    assert torch.equal(outputs[0], outputs[2])
 
 
 @pytest.mark.usefixtures("reading")
@@ -119,14 +236,14 @@ def test_a_decode_row_reads_only_the_keys_that_it_attends_to(dtype: str) -> None
             first = max(0, row.start + 1 - window) if window else 0
             for position in range(first, row.start + 1):
                 seen[row.blocks[position // BLOCK], position % BLOCK] = True
-        memory.pool[:, layer].masked_fill_(~seen[:, None, None, :, None], torch.nan)
+        kv_of(memory)[:, layer].masked_fill_(~seen[:, None, None, :, None], torch.nan)
     step = TorchAttention(memory, specs_of(memory.layout, 4, windows)).begin(
         batch_of(rows, memory.layout)
     )
     noise = torch.Generator().manual_seed(3)
     for layer in range(LAYERS):
         q, k, v = (
-            torch.randn(len(rows), count, DIM, generator=noise).to(memory.pool.dtype)
+            torch.randn(len(rows), count, DIM, generator=noise).to(memory.fields["k"].dtype)
             for count in (4, 2, 2)
         )
         assert step.attend(layer, q, k, v).isfinite().all()
@@ -141,13 +258,15 @@ def test_a_prompt_piece_reads_only_the_keys_that_it_attends_to(dtype: str) -> No
             first = max(0, row.start + 1 - window) if window else 0
             for position in range(first, row.start + len(row.tokens)):
                 seen[row.blocks[position // BLOCK], position % BLOCK] = True
-        memory.pool[:, layer].masked_fill_(~seen[:, None, None, :, None], torch.nan)
+        kv_of(memory)[:, layer].masked_fill_(~seen[:, None, None, :, None], torch.nan)
     step = TorchAttention(memory, specs_of(memory.layout, 4, windows)).begin(
         batch_of(rows, memory.layout)
     )
     tokens = sum(len(row.tokens) for row in rows)
     for layer in range(LAYERS):
-        q, k, v = (torch.ones(tokens, count, DIM).to(memory.pool.dtype) for count in (4, 2, 2))
+        q, k, v = (
+            torch.ones(tokens, count, DIM).to(memory.fields["k"].dtype) for count in (4, 2, 2)
+        )
         assert step.attend(layer, q, k, v).isfinite().all()
 
 
@@ -207,7 +326,7 @@ def sequence_outputs(
         for each in whole:
             mixed = torch.randn(total, *each.shape[1:], generator=noise)
             mixed[begin : begin + count] = each[start : start + count]
-            qkv.append(mixed.to(memory.pool.dtype))
+            qkv.append(mixed.to(memory.fields["k"].dtype))
         step = attention.begin(batch_of(rows, memory.layout))
         outputs.append(step.attend(0, *qkv, sinks_N=sinks_N)[begin : begin + count])
         start += count

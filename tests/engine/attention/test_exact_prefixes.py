@@ -23,7 +23,7 @@ from baton_protocol.ids import BlockId
 from tests.support.engines.attention_specs import batch_of, sinks_of, specs_of
 from tests.support.engines.demands import kv_layout
 from tests.support.engines.exactness import Tally, compare_all
-from tests.support.engines.small_pool import BLOCK, DIM, LAYERS, POOL, expected_of, memory_of
+from tests.support.engines.small_pool import BLOCK, DIM, LAYERS, POOL, expected_of, kv_of, memory_of
 from tests.support.engines.tiny_models import prompt_of
 from tests.support.engines.torch_engines import generate_ids, small_engine
 
@@ -67,7 +67,7 @@ def attend(
     """A layer's outputs for random queries, keys and values, and the expected outputs."""
     noise = torch.Generator().manual_seed(layer)
     q_TNH, k_TKH, v_TKH = (
-        torch.randn(len(rows), count, DIM, generator=noise).to(memory.pool.dtype)
+        torch.randn(len(rows), count, DIM, generator=noise).to(memory.fields["k"].dtype)
         for count in (heads[0], heads[1], heads[1])
     )
     actual_TNH = step.attend(layer, q_TNH, k_TKH, v_TKH, sinks_N=sinks_N)
@@ -127,7 +127,7 @@ def test_rows_that_share_blocks_equal_the_definition(
 def test_scores_that_differ_by_much_equal_the_definition() -> None:
     """One key dominates, in a shared split or in a row's own."""
     memory, rows = memory_of(2), rows_of([(112, (3, 50, 1))])
-    memory.pool[:, :, 0] *= 30
+    kv_of(memory)[:, :, 0] *= 30
     actual, expected = attend(
         attention_of(memory, 4).begin(batch_of(rows, memory.layout)), memory, rows, 0, (4, 2)
     )
@@ -143,7 +143,7 @@ def test_attention_with_shared_prefixes_reads_only_the_rows_own_positions(dtype:
     for row in rows:
         for position in range(row.start + 1):
             seen[row.blocks[position // BLOCK], position % BLOCK] = True
-    memory.pool.masked_fill_(~seen[:, None, None, None, :, None], torch.nan)
+    kv_of(memory).masked_fill_(~seen[:, None, None, None, :, None], torch.nan)
     step = attention_of(memory, 4).begin(batch_of(rows, memory.layout))
     for layer in range(LAYERS):
         actual, _ = attend(step, memory, rows, layer, (4, 2))
@@ -162,7 +162,8 @@ def test_a_row_gets_the_same_bits_as_alone(name: str, sinks: bool, dtype: str) -
     together, _ = attend(step, memory, rows, 0, (4, 2), sinks_N)
     noise = torch.Generator().manual_seed(0)
     q_TNH, k_TKH, v_TKH = (
-        torch.randn(len(rows), n, DIM, generator=noise).to(memory.pool.dtype) for n in (4, 2, 2)
+        torch.randn(len(rows), n, DIM, generator=noise).to(memory.fields["k"].dtype)
+        for n in (4, 2, 2)
     )
     for index, row in enumerate(rows):
         part = slice(index, index + 1)

@@ -16,6 +16,7 @@ from tests.support.engines.attention_specs import batch_of, sinks_of
 from tests.support.engines.demands import kv_layout
 from tests.support.engines.kernels import DEVICE, noise
 from tests.support.engines.paged import assert_near
+from tests.support.engines.small_pool import kv_of
 
 BLOCK, HEADS, KV_HEADS = 4, 4, 2
 ROWS = {
@@ -71,7 +72,7 @@ def test_outputs_equal_those_of_torch(name: str, rows: str) -> None:
     outputs = []
     for backend in (TorchAttention, TritonAttention):
         memory = TorchMemory(layout, 24, DEVICE)
-        memory.pool.copy_(noise(*memory.pool.shape))
+        kv_of(memory).copy_(noise(*kv_of(memory).shape))
         step = backend(memory, [layer]).begin(batch_of(step_rows, layout, DEVICE))
         sinks_N = sinks_of(HEADS, DEVICE) if layer.sinks else None
         outputs.append(step.attend(0, q, k, v, sinks_N=sinks_N))

@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 import torch
 
+from baton_engine.attention.layer_kv import LayerKV
 from baton_engine.attention.triton_paged_attention import (
     FIXED_SPLIT_KEYS,
     StepRows,
@@ -67,7 +68,7 @@ def attend(
     with poisoned():
         out_TNH = torch.empty_like(q_TNH)
         paged_attention(
-            *(q_TNH, prompt.pool_P2KBH, rows, out_TNH),
+            *(q_TNH, LayerKV(prompt.pool_P2KBH[:, 0], prompt.pool_P2KBH[:, 1]), rows, out_TNH),
             programs=programs,
             window=window,
             soft_cap=soft_cap,
@@ -130,7 +131,7 @@ def test_exact_attention_equals_the_definition(programs: int) -> None:
     with poisoned():
         out_TNH = torch.empty(q_TNH.shape, dtype=q_TNH.dtype, device=DEVICE)
         paged_attention(
-            *(q_TNH, inputs.layer_P2KBH, inputs.rows, out_TNH),
+            *(q_TNH, inputs.kv, inputs.rows, out_TNH),
             window=300,
             sinks_N=inputs.sinks_N,
             programs=programs,

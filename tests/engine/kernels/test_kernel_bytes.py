@@ -4,13 +4,20 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import pytest
 import torch
 
 from baton_engine.attention.interface import KVSlots
-from baton_engine.attention.triton_paged_attention import StepRows, paged_attention, tile_shape
+from baton_engine.attention.layer_kv import LayerKV
+from baton_engine.attention.triton_paged_attention import (
+    MOST_LATENT,
+    StepRows,
+    paged_attention,
+    tile_shape,
+)
 from baton_engine.attention.triton_store_kv import store_kv
 from baton_engine.interface import Sample
 from baton_engine.layers.experts import ExpertWeights, Routes
@@ -27,10 +34,15 @@ from baton_protocol.sampling import SamplingParams
 from tests.support.engines.kernel_bytes import ESTIMATES, Bytes, Rows, Shape, bytes_of
 from tests.support.engines.kernels import DEVICE, noise
 from tests.support.engines.launches import Launched, launches
+from tests.support.engines.paged import pages_of
+from tests.support.engines.small_pool import slots_in
 
 SMALL = Shape(
     hidden=48, mlp=40, heads=4, kv_heads=2, dim=32, block=16, item=4, vocab=3000, chosen=2
 )
+# All query heads share a row of 40 numbers, the first 24 of which are v. V smaller than K.
+LATENT = replace(SMALL, kv_heads=1, dim=40, value_dim=24, latent=True)
+NARROW = replace(SMALL, value_dim=16)
 # Bytes of single numbers, such as a row's length, that a program loads and the estimates omit.
 UNCOUNTED = 40
 # Of a program of sampling: parameters, digits and goals.
@@ -41,6 +53,7 @@ pytestmark = pytest.mark.skipif(DEVICE.type == "cuda", reason="needs triton's in
 
 def attend(
     rows: Rows,
+    shape: Shape = SMALL,
     *,
     programs: int = 1,
     exact: bool = False,
@@ -48,7 +61,7 @@ def attend(
     sinks: bool = False,
 ) -> None:
     """Attention over rows that all read the same blocks."""
-    shape, count = SMALL, len(rows.counts)
+    count = len(rows.counts)
     blocks = -(-rows.keys // shape.block)
     where = StepRows(
         torch.tensor([0, *rows.counts]).cumsum(0).int(),
@@ -57,9 +70,12 @@ def attend(
         one_token=set(rows.counts) == {1},
     )
     q_TNH = noise(rows.tokens, shape.heads, shape.dim)
-    pool = noise(blocks, 2, shape.kv_heads, shape.block, shape.dim)
+    kept = (shape.dim,) if shape.latent else (shape.dim, shape.value)
+    pool = noise(blocks, shape.kv_heads * shape.block * shape.kept)
+    pages = pages_of(pool, kept, shape.kv_heads, shape.block)
+    out_TNV = torch.empty(rows.tokens, shape.heads, shape.value)
     paged_attention(
-        *(q_TNH, pool, where, torch.empty_like(q_TNH)),
+        *(q_TNH, LayerKV(pages[0], pages[-1][..., : shape.value]), where, out_TNV),
         window=window,
         sinks_N=noise(shape.heads) if sinks else None,
         programs=programs,
@@ -89,22 +105,40 @@ ATTENTION: dict[str, tuple[Rows, dict[str, Any]]] = {
 }
 
 
+@pytest.mark.parametrize("shape", [SMALL, LATENT, NARROW], ids=["K and V", "latent", "narrow V"])
 @pytest.mark.parametrize("name", ATTENTION)
-def test_the_bytes_of_attention_are_those_that_the_interpreter_counts(name: str) -> None:
+def test_the_bytes_of_attention_are_those_that_the_interpreter_counts(
+    name: str, shape: Shape
+) -> None:
+    """So latent rows are read once, for k and for v."""
     rows, options = ATTENTION[name]
     with launches() as found:
-        attend(rows, **options)
+        attend(rows, shape, **options)
     assert [each.kernel for each in found] == ["_attend", "_join"][: 1 + ("divided" in name)]
     for each in found:
-        estimate = ESTIMATES[each.kernel](SMALL, rows, each.constants)
+        estimate = ESTIMATES[each.kernel](shape, rows, each.constants)
         check(each, estimate)
+
+
+def test_latent_rows_are_read_again_only_for_more_query_heads_than_fit_a_program() -> None:
+    rows, read = Rows((1,), 100), []
+    for heads in (MOST_LATENT, 2 * MOST_LATENT):
+        with launches() as found:
+            attend(rows, replace(LATENT, heads=heads))
+        [each] = found
+        queries = heads * (LATENT.dim + LATENT.value) * LATENT.item
+        programs = math.prod(each.grid)
+        read.append((programs, (each.moved - queries) // (programs * rows.keys)))
+    row = LATENT.dim * LATENT.item
+    assert [programs for programs, _ in read] == [1, 2]
+    assert all(row <= size < 2 * row for _, size in read)
 
 
 def heads_and_slots(tokens: int) -> tuple[torch.Tensor, KVSlots]:
     shape = SMALL
     heads_TZH = noise(tokens, shape.heads + 2 * shape.kv_heads, shape.dim)
     pool = noise(2, 1, 2, shape.kv_heads, shape.block, shape.dim)
-    return heads_TZH, KVSlots(pool, 0, torch.arange(tokens))
+    return heads_TZH, slots_in(pool, 0, torch.arange(tokens))
 
 
 def rotated(*, norm: bool) -> None:

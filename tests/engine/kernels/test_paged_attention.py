@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 import torch
 
+from baton_engine.attention.layer_kv import LayerKV
 from baton_engine.attention.triton_paged_attention import (
     MAX_PROGRAMS,
     OneTokenTile,
@@ -30,14 +31,15 @@ MIXED = [(82, 1), (0, 1), (13, 5), (0, 18), (42, 37)]
 def attend(inputs: Inputs, window: int | None = None, programs: int = 1) -> torch.Tensor:
     q_TNH = inputs.q_TNH
     with poisoned():
-        out_TNH = torch.empty(q_TNH.shape, dtype=q_TNH.dtype, device=DEVICE)
+        shape = (*q_TNH.shape[:2], inputs.kv.v_PKBV.shape[3])
+        out_TNV = torch.empty(shape, dtype=q_TNH.dtype, device=DEVICE)
         paged_attention(
-            *(q_TNH, inputs.layer_P2KBH, inputs.rows, out_TNH),
+            *(q_TNH, inputs.kv, inputs.rows, out_TNV),
             window=window,
             sinks_N=inputs.sinks_N,
             programs=programs,
         )
-    return out_TNH
+    return out_TNV
 
 
 CASES = {
@@ -54,6 +56,15 @@ CASES = {
     "head_dim 128": Case(spans=MIXED, dim=128),
     "head_dim 24": Case(spans=MIXED, dim=24),
     "head_dim 8": Case(spans=MIXED, dim=8),
+    "heads of v of 16": Case(spans=MIXED, value_dim=16),
+    "heads of v of 72, one-token rows": Case(spans=DECODE, value_dim=72),
+    "latent rows": Case(spans=MIXED, heads=(6, 1), dim=48, value_dim=32, latent=True),
+    "latent rows, one-token rows": Case(
+        spans=DECODE, heads=(20, 1), dim=40, value_dim=24, latent=True
+    ),
+    "latent rows for two programs": Case(
+        spans=DECODE, heads=(96, 1), dim=24, value_dim=16, latent=True
+    ),
     "blocks of 7 tokens": Case(spans=MIXED, block=7),
     "blocks longer than a tile of keys": Case(spans=MIXED, block=80),
     "a window, one-token rows": Case(spans=DECODE, window=20),
@@ -142,7 +153,7 @@ def test_a_pool_can_have_more_elements_than_int32_can_count() -> None:
     starts, lengths, table = (torch.tensor(each).int().to(DEVICE) for each in where)
     inputs = Inputs(
         q.to(DEVICE),
-        pool,
+        LayerKV(pool[:, 0], pool[:, 1]),
         StepRows(starts, lengths, table, one_token=True),
         attention_of(q, kv[0], kv[1], 19, None),
     )
@@ -184,7 +195,7 @@ def test_another_tile_of_one_token_rows_gives_the_same_attention(keys: int) -> N
     inputs, tile = make_inputs(Case(spans=DECODE)), OneTokenTile(keys=keys, stages=6, warps=2)
     out_TNH = torch.empty(inputs.q_TNH.shape, dtype=inputs.q_TNH.dtype, device=DEVICE)
     with launches() as found:
-        paged_attention(inputs.q_TNH, inputs.layer_P2KBH, inputs.rows, out_TNH, tile=tile)
+        paged_attention(inputs.q_TNH, inputs.kv, inputs.rows, out_TNH, tile=tile)
     [launched] = found
     used = {name: launched.constants[name] for name in ("KEYS", "num_stages", "num_warps")}
     assert used == {"KEYS": keys, "num_stages": 6, "num_warps": 2}

@@ -44,7 +44,7 @@ from tests.support.engines.live_bytes import LiveBytes
 
 
 def runner_of(demand: MemoryDemand, blocks: int) -> TorchRunner:
-    slots = WeightSlots(TORCH_DTYPES[demand.layout.dtype], torch.device("cpu"), TORCH_OPS)
+    slots = WeightSlots(TORCH_DTYPES[demand.dtype], torch.device("cpu"), TORCH_OPS)
     model = build_model(demand.config, slots)
     fill_slots(slots)
     slots.finish()

@@ -33,6 +33,7 @@ MAIN = (
     "gemma2",
     "gpt-oss",
     "glm4-moe",
+    "deepseek-v3",
 )
 
 Report = Callable[[str, object], None]

@@ -31,7 +31,8 @@ Constants = Mapping[str, Any]
 @dataclass(frozen=True, slots=True)
 class Shape:
     """Sizes of Qwen3-0.6B in bfloat16. `item` is the number of bytes of a value, `chosen` that of a
-    token's experts."""
+    token's experts. Heads of v have `value_dim` numbers, 0: `dim`. With `latent`, they are the
+    first numbers of k."""
 
     hidden: int = 1024
     mlp: int = 3072
@@ -42,6 +43,17 @@ class Shape:
     item: int = 2
     vocab: int = 151_936
     chosen: int = 8
+    value_dim: int = 0
+    latent: bool = False
+
+    @property
+    def value(self) -> int:
+        return self.value_dim or self.dim
+
+    @property
+    def kept(self) -> int:
+        """Numbers of a token in the cache, per kv head."""
+        return self.dim if self.latent else self.dim + self.value
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,8 +78,8 @@ def attend(shape: Shape, rows: Rows, constants: Constants) -> Bytes:
     """Each tile of a row's queries loads the keys that it sees and their block numbers, once per
     kv head, and a sink for each of its lanes. Parts of divided keys go to `join`, which loads the
     sinks of their rows."""
-    key = shape.kv_heads * 2 * shape.dim * shape.item
-    query = shape.heads * shape.dim * shape.item
+    key = shape.kv_heads * shape.kept * shape.item
+    query, result = (shape.heads * size * shape.item for size in (shape.dim, shape.value))
     moved = floor = 0
     for count in rows.counts:
         step = constants["QUERIES"] * shape.kv_heads // shape.heads
@@ -77,11 +89,11 @@ def attend(shape: Shape, rows: Rows, constants: Constants) -> Bytes:
             keys = _seen(end - tokens, end, constants)
             used, stored = _parts(end, constants) if count == 1 else (1, 0)
             moved += keys * (key + shape.kv_heads * INT32) + used * tokens * query
-            moved += _part(shape) * stored if stored else tokens * query
+            moved += _part(shape) * stored if stored else tokens * result
             if constants["SINKS"] and not stored:
                 moved += constants["QUERIES"] * shape.kv_heads * FLOAT32
         keys = _seen(rows.keys - count, rows.keys, constants)
-        floor += keys * key + -(-keys // shape.block) * INT32 + 2 * count * query
+        floor += keys * key + -(-keys // shape.block) * INT32 + count * (query + result)
     return Bytes(moved, floor + _sinks(shape, constants))
 
 
@@ -90,7 +102,7 @@ def join(shape: Shape, rows: Rows, constants: Constants) -> Bytes | None:
     if not stored:
         return None
     divided = rows.counts.count(1)
-    both = stored * _part(shape) + divided * shape.heads * shape.dim * shape.item
+    both = stored * _part(shape) + divided * shape.heads * shape.value * shape.item
     sinks = _sinks(shape, constants)
     return Bytes(both + divided * sinks, both + sinks)
 
@@ -123,7 +135,7 @@ def _parts(length: int, constants: Constants) -> tuple[int, int]:
 
 def _part(shape: Shape) -> int:
     """Bytes of a part: sums of V, and the maximum and the sum of the weights."""
-    return shape.heads * (shape.dim + 2) * FLOAT32
+    return shape.heads * (shape.value + 2) * FLOAT32
 
 
 def rotate_store(shape: Shape, rows: Rows, constants: Constants) -> Bytes:
@@ -139,7 +151,7 @@ def rotate_store(shape: Shape, rows: Rows, constants: Constants) -> Bytes:
 
 
 def store_kv(shape: Shape, rows: Rows, constants: Constants) -> Bytes:
-    return _once(rows.tokens * 2 * 2 * shape.kv_heads * shape.dim * shape.item)
+    return _once(rows.tokens * 2 * shape.kv_heads * shape.kept * shape.item)
 
 
 def add_norm(shape: Shape, rows: Rows, constants: Constants) -> Bytes:

@@ -251,8 +251,31 @@ def _glm(count: int, top_k: int, rotated: float = 0.5) -> dict[str, Any]:
     return {**experts, "n_routed_experts": experts.pop("num_experts"), "rope_parameters": rope}
 
 
+def _latent(rank: int, rope: int, key: int, value: int, query: int | None) -> dict[str, Any]:
+    return {
+        "kv_lora_rank": rank,
+        "qk_rope_head_dim": rope,
+        "qk_nope_head_dim": key,
+        "v_head_dim": value,
+        "q_lora_rank": query,
+        "num_key_value_heads": 4,
+    }
+
+
+def _yarn(mscale: float) -> dict[str, Any]:
+    return {
+        "rope_type": "yarn",
+        "rope_theta": 10000.0,
+        "factor": 8.0,
+        "original_max_position_embeddings": 128,
+        "mscale": mscale,
+        "mscale_all_dim": 0.7,
+    }
+
+
 # Mixtures of experts: normalised weights and not; odd numbers of experts; layers without experts;
-# a shared MLP with and without a gate; groups of experts.
+# a shared MLP with and without a gate; groups of experts. DeepSeek's keep latent rows, of sizes
+# that compiled kernels read in place or that are copied first, with and without a latent of q.
 EXPERT_MODELS: dict[str, Tiny] = {
     "mixtral": Tiny("mixtral", 0.2, {**_sizes(4, 2), "num_local_experts": 8}),
     "mixtral-window-tied": Tiny(
@@ -376,6 +399,63 @@ EXPERT_MODELS: dict[str, Tiny] = {
             "n_shared_experts": 2,
             "first_k_dense_replace": 0,
             "norm_topk_prob": False,
+            "tie_word_embeddings": True,
+        },
+    ),
+    "deepseek-v2-lite": Tiny(
+        "deepseek_v2",
+        0.2,
+        {
+            **_sizes(4, 4),
+            **_latent(32, 32, 16, 24, None),
+            **_glm(6, 2),
+            "rope_parameters": {"rope_type": "default", "rope_theta": 1e4},
+            "n_shared_experts": 1,
+        },
+    ),
+    "deepseek-v2-groups": Tiny(
+        "deepseek_v2",
+        0.2,
+        {
+            **_sizes(4, 4, layers=3),
+            **_latent(24, 8, 20, 28, 40),
+            **_glm(8, 3),
+            "rope_parameters": _yarn(0.7),
+            "topk_method": "group_limited_greedy",
+            "n_group": 4,
+            "topk_group": 2,
+            "n_shared_experts": 2,
+            "routed_scaling_factor": 1.5,
+            "first_k_dense_replace": 1,
+        },
+    ),
+    "deepseek-v3": Tiny(
+        "deepseek_v3",
+        0.2,
+        {
+            **_sizes(4, 4, layers=3),
+            **_latent(64, 32, 32, 32, 48),
+            **_glm(8, 2),
+            "rope_parameters": _yarn(1.0),
+            "n_group": 2,
+            "topk_group": 1,
+            "first_k_dense_replace": 1,
+        },
+    ),
+    "deepseek-v3-halves-bias-tied": Tiny(
+        "deepseek_v3",
+        0.2,
+        {
+            **_sizes(4, 4),
+            **_latent(40, 16, 12, 20, None),
+            **_glm(4, 1),
+            "rope_parameters": {"rope_type": "default", "rope_theta": 1e4},
+            "rope_interleave": False,
+            "attention_bias": True,
+            "norm_topk_prob": False,
+            "n_group": 1,
+            "topk_group": 1,
+            "first_k_dense_replace": 0,
             "tie_word_embeddings": True,
         },
     ),
