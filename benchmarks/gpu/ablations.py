@@ -42,6 +42,7 @@ from benchmarks.gpu.stepping import (
 )
 from benchmarks.gpu.timing import seconds_per_call
 from benchmarks.support.figures import percentile
+from tests.support.engines.small_pool import kv_of
 
 # The goal of the attention kernel: its share of the copy bandwidth.
 ATTENTION_SHARE = 0.8
@@ -254,9 +255,9 @@ class Case:
         blocks = -(-keys // size)
         layout = msgspec.structs.replace(shape.layout, num_layers=LAYERS)
         memory = TorchMemory(layout, rows * blocks, device)
-        memory.pool.normal_()
+        kv_of(memory).normal_()
         heads, dim = shape.config.num_heads, shape.config.head_dim
-        q_TNH = torch.randn(rows, heads, dim, device=device).to(memory.pool.dtype)
+        q_TNH = torch.randn(rows, heads, dim, device=device).to(kv_of(memory).dtype)
         places = random.Random(0).sample(range(1, rows * blocks + 1), rows * blocks)
         table_RM = torch.tensor(places, dtype=torch.int32, device=device).view(rows, blocks)
         processors = 1
@@ -267,6 +268,7 @@ class Case:
 
     def seconds(self, **changes: Any) -> float:
         """Seconds of one layer. `changes` are further arguments of paged_attention()."""
+        from baton_engine.attention.layer_kv import LayerKV
         from baton_engine.attention.triton_paged_attention import StepRows, paged_attention
 
         rows, device = len(self.q_TNH), self.q_TNH.device
@@ -278,15 +280,16 @@ class Case:
 
         def all_layers() -> None:
             for layer in range(LAYERS):
-                paged_attention(self.q_TNH, self.memory.pool[:, layer], paged, out_TNH, **arguments)
+                kv = LayerKV(*(self.memory.fields[name][:, layer] for name in ("k", "v")))
+                paged_attention(self.q_TNH, kv, paged, out_TNH, **arguments)
 
         return seconds_per_call(all_layers, device) / LAYERS
 
     def gb_per_s(self, **changes: Any) -> float:
         """The speed at which K and V are read."""
         layout = self.memory.layout
-        item = self.memory.pool.element_size()
-        size = len(self.q_TNH) * self.keys * 2 * layout.num_kv_heads * layout.head_dim * item
+        token_bytes = sum(field.token_bytes for field in layout.kv_fields)
+        size = len(self.q_TNH) * self.keys * token_bytes
         return size / self.seconds(**changes) / 1e9
 
 

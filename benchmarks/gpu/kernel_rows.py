@@ -5,8 +5,8 @@ engine calls; what it must give, by its torch twin or by definition; and the lea
 operations that it takes. Sizes are those of models; in a dry run they are tiny.
 
 Shapes: T tokens, D hidden size, F MLP size, N query heads, K kv heads, Z = N + 2 K, H head_dim,
-S samples, V vocabulary, O and I a linear's output and input size, B block size, J keys of a row,
-M blocks of a row.
+S samples, V vocabulary, E experts, C experts of a token, O and I a linear's output and input size,
+B block size, J keys of a row, M blocks of a row.
 """
 
 from __future__ import annotations
@@ -27,6 +27,7 @@ from baton_engine.config.families import read_config
 from baton_engine.config.model_config import AttentionSpec, RopeConfig
 from baton_engine.interface import Row, Sample
 from baton_engine.kv.kv_pool import TorchMemory
+from baton_engine.layers.experts import ClampedSwiGLU, ExpertWeights, Routes, experts_twin
 from baton_engine.layers.ops import TORCH_OPS
 from baton_engine.layers.rotary import HeadNorm, Rope
 from baton_engine.layers.triton_matmul import FIXED_TILE
@@ -36,6 +37,7 @@ from baton_protocol.layout import KVLayout
 from baton_protocol.sampling import SamplingParams
 from benchmarks.gpu.processes import ROOT
 from tests.support.engines.attention_specs import batch_of
+from tests.support.engines.small_pool import kv_of, slots_in
 
 BLOCK, LAYERS, LAYER = 16, 2, 1
 EPS = 1e-6
@@ -124,6 +126,7 @@ SIZES: Mapping[str, Callable[[], Sizes]] = {
     "Qwen3-0.6B": partial(_of_shape, "qwen3-0.6b"),
     "Qwen3-8B": partial(_of_shape, "qwen3-8b"),
     "Gemma-2-2B": lambda: Sizes(2304, 9216, 8, 4, 256, 256_000),
+    "gpt-oss-20b": lambda: Sizes(2880, 2880, 64, 8, 64, 201_088),
 }
 DRY_SIZES = Sizes(hidden=96, mlp=80, heads=4, kv_heads=2, dim=32, vocab=2600)
 
@@ -172,11 +175,13 @@ class Slots:
         layer: int,
         q_TNH: torch.Tensor,
         k_TKH: torch.Tensor,
-        v_TKH: torch.Tensor,
+        v_TKV: torch.Tensor | None,
         *,
         stored: bool = False,
+        sinks_N: torch.Tensor | None = None,
     ) -> torch.Tensor:
-        self.given = q_TNH, k_TKH, v_TKH
+        assert v_TKV is not None
+        self.given = q_TNH, k_TKH, v_TKV
         return q_TNH
 
 
@@ -185,7 +190,7 @@ def rope_store(setup: Setup, model: str, tokens: int, *, norm: bool = True, pool
     and is full of NaN."""
     sizes, tokens = setup.sizes(model), setup.at_most(tokens)
     memory = make_pool(setup, sizes, -(-tokens // BLOCK), pool)
-    places = KVSlots(memory.pool, LAYER, last_slots(memory, tokens))
+    places = slots_in(kv_of(memory), LAYER, last_slots(memory, tokens))
     both = sizes.heads + sizes.kv_heads
     heads_TZH = setup.noise(tokens, both + sizes.kv_heads, sizes.dim)
     weights = HeadNorm(setup.noise(both, sizes.dim), EPS) if norm else None
@@ -197,7 +202,7 @@ def rope_store(setup: Setup, model: str, tokens: int, *, norm: bool = True, pool
     TORCH_OPS.attend(heads_TZH.float().clone(), sizes.heads, exact, exact_tables, 0, twin)
     q_TNH, k_TKH, v_TKH = twin.given
     stored = torch.stack([k_TKH, v_TKH], 1)
-    memory.pool.fill_(torch.nan)  # on a CPU the twin stores, too
+    kv_of(memory).fill_(torch.nan)  # on a CPU the twin stores, too
 
     return Trial(
         run=lambda: (
@@ -215,7 +220,7 @@ def rope_store(setup: Setup, model: str, tokens: int, *, norm: bool = True, pool
 def store(setup: Setup, model: str, tokens: int) -> Trial:
     sizes, tokens = setup.sizes(model), setup.at_most(tokens)
     memory = make_pool(setup, sizes, -(-tokens // BLOCK), 0)
-    places = KVSlots(memory.pool, LAYER, last_slots(memory, tokens))
+    places = slots_in(kv_of(memory), LAYER, last_slots(memory, tokens))
     k_TKH, v_TKH = (setup.noise(tokens, sizes.kv_heads, sizes.dim) for _ in range(2))
     expected = torch.stack([k_TKH, v_TKH], 1)
 
@@ -240,6 +245,7 @@ def attention(
     exact: bool = False,
     window: int | None = None,
     soft_cap: float | None = None,
+    sinks: bool = False,
     pool: int = 0,
 ) -> Trial:
     """Attention over rows (start, tokens), longest one-token rows first. Blocks are scattered over
@@ -257,16 +263,18 @@ def attention(
         scale=sizes.dim**-0.5,
         window=window,
         soft_cap=soft_cap,
+        sinks=sinks,
     )
+    sinks_N = torch.randn(sizes.heads, device=setup.device) if sinks else None
     batch = batch_of(rows, memory.layout, setup.device)
     step = TritonAttention(memory, [spec] * LAYERS, exact=exact).begin(batch)
     tokens = sum(count for _, count in spans)
     heads_TZH = setup.noise(tokens, sizes.heads + 2 * sizes.kv_heads, sizes.dim)
     parts = torch.split(heads_TZH, [sizes.heads, sizes.kv_heads, sizes.kv_heads], dim=1)
-    expected_TNH = by_definition(memory, spec, rows, parts[0])
+    expected_TNH = by_definition(memory, spec, rows, parts[0], sinks_N)
     seen = [seen_keys(start, count, window) for start, count in spans]
     return Trial(
-        run=lambda: (step.attend(LAYER, *parts, stored=True),),
+        run=lambda: (step.attend(LAYER, *parts, stored=True, sinks_N=sinks_N),),
         expected=(expected_TNH,),
         tolerance=ROUNDING[setup.dtype],
         bytes=2 * bytes_of(parts[0])
@@ -334,6 +342,65 @@ def fixed_product(setup: Setup, outputs: int, inputs: int, tokens: int) -> Trial
     )
 
 
+@dataclass(frozen=True, slots=True)
+class Mixture:
+    """Experts of a model. With `clamped` they have biases."""
+
+    hidden: int
+    size: int
+    experts: int
+    chosen: int
+    clamped: ClampedSwiGLU | None = None
+
+
+MIXTURES: Mapping[str, Mixture] = {
+    "Qwen3-30B-A3B": Mixture(2048, 768, 128, 8),
+    "gpt-oss-20b": Mixture(2880, 2880, 32, 4, ClampedSwiGLU(1.702, 7.0)),
+}
+
+
+def experts(setup: Setup, model: str, tokens: int) -> Trial:
+    """All experts of a layer, each token with random ones. Other experts' weights are not read."""
+    mixture, tokens = MIXTURES[model], setup.at_most(tokens)
+    hidden, size = (setup.at_most(each, DRY_OUTPUTS) for each in (mixture.hidden, mixture.size))
+    count, chosen = setup.at_most(mixture.experts), setup.at_most(mixture.chosen, 2)
+    biased = mixture.clamped is not None
+    weights = ExpertWeights(
+        *(setup.noise(count, 2 * size, hidden) / hidden**0.5, setup.noise(count, hidden, size)),
+        setup.noise(count, 2 * size) if biased else None,
+        setup.noise(count, hidden) if biased else None,
+        mixture.clamped,
+    )
+    x_TD = setup.noise(tokens, hidden)
+    scores_TE = torch.rand(tokens, count, device=setup.device)
+    ids_TC = scores_TE.topk(chosen).indices.sort(-1).values
+    routes = Routes(ids_TC, torch.rand(tokens, chosen, device=setup.device))
+    used = len(set(ids_TC.flatten().tolist()))
+    return Trial(
+        run=lambda: (ops_for("triton").experts(x_TD, routes, weights),),
+        expected=(_wide_experts(x_TD, routes, weights),),
+        tolerance=ROUNDING[setup.dtype],
+        bytes=bytes_of(weights.gate_up_EGD, weights.down_EDF) * used // count
+        + bytes_of(x_TD, x_TD),
+        operations=2 * tokens * chosen * 3 * hidden * size,
+        twin=lambda: experts_twin(x_TD, routes, weights),
+        twin_waits=True,
+    )
+
+
+def _wide_experts(x_TD: torch.Tensor, routes: Routes, weights: ExpertWeights) -> torch.Tensor:
+    """The twin in float32."""
+    gate_up_bias_EG, down_bias_ED = weights.gate_up_bias_EG, weights.down_bias_ED
+    wide = ExpertWeights(
+        weights.gate_up_EGD.float(),
+        weights.down_EDF.float(),
+        None if gate_up_bias_EG is None else gate_up_bias_EG.float(),
+        None if down_bias_ED is None else down_bias_ED.float(),
+        weights.clamped,
+    )
+    return experts_twin(x_TD.float(), routes, wide)
+
+
 def make_pool(setup: Setup, sizes: Sizes, blocks: int, least: int) -> TorchMemory:
     """A pool of NaN with these blocks, spare ones, and at least this many numbers."""
     layout = KVLayout(
@@ -348,7 +415,7 @@ def make_pool(setup: Setup, sizes: Sizes, blocks: int, least: int) -> TorchMemor
     if least and not setup.dry:
         blocks = max(blocks, least // numbers)
     memory = TorchMemory(layout, blocks + SPARE_BLOCKS, setup.device)
-    memory.pool.fill_(torch.nan)
+    kv_of(memory).fill_(torch.nan)
     return memory
 
 
@@ -362,14 +429,15 @@ def last_slots(memory: TorchMemory, tokens: int) -> torch.Tensor:
 def stored_at(places: KVSlots) -> torch.Tensor:
     """K and V [T, 2, K, H] at the slots."""
     block_T, offset_T = places.slots_T // BLOCK, places.slots_T % BLOCK
-    return places.pool[block_T, places.layer, :, :, offset_T]
+    parts = (part[block_T, :, offset_T] for part in (places.k_PKBH, places.v_PKBV))
+    return torch.stack(list(parts), 1)
 
 
 def written(memory: TorchMemory) -> torch.Tensor:
     """How many numbers of the pool are no longer NaN. Not of the whole pool at once, whose mask
     would be half as large."""
     return sum(
-        (each.numel() - each.isnan().sum() for each in memory.pool.chunk(64)), torch.tensor(0)
+        (each.numel() - each.isnan().sum() for each in kv_of(memory).chunk(64)), torch.tensor(0)
     )
 
 
@@ -379,28 +447,35 @@ def fill_rows(
     """Give each row random blocks of the pool, with noise for its tokens and NaN after them."""
     free = (torch.randperm(len(memory.pool) - 1)[: sum(used)] + 1).tolist()
     chosen = torch.tensor(free, device=memory.pool.device)
-    shape = (len(free), *memory.pool.shape[2:])
-    noise = torch.randn(shape, device=memory.pool.device, dtype=memory.pool.dtype)
-    memory.pool[chosen, LAYER] = noise
+    kv = kv_of(memory)
+    shape = (len(free), *kv.shape[2:])
+    kv[chosen, LAYER] = torch.randn(shape, device=kv.device, dtype=kv.dtype)
     rows = []
     for (start, count), blocks in zip(spans, used, strict=True):
         own, free = free[:blocks], free[blocks:]
         past = (start + count) % BLOCK
         if past:
-            memory.pool[own[-1], LAYER, :, :, past:] = torch.nan
+            kv[own[-1], LAYER, :, :, past:] = torch.nan
         rows.append(Row([0] * count, start, [BlockId(block) for block in own]))
     return rows
 
 
 def by_definition(
-    memory: TorchMemory, spec: AttentionSpec, rows: Sequence[Row], q_TNH: torch.Tensor
+    memory: TorchMemory,
+    spec: AttentionSpec,
+    rows: Sequence[Row],
+    q_TNH: torch.Tensor,
+    sinks_N: torch.Tensor | None = None,
 ) -> torch.Tensor:
-    """softmax(q k * scale) v in float32, a row at a time."""
+    """softmax(q k * scale) v in float32, a row at a time. A head's sink is the score of one more
+    key, without a value."""
     begin, group, out = 0, spec.num_heads // spec.num_kv_heads, []
+    if sinks_N is None:
+        sinks_N = torch.full((spec.num_heads,), -torch.inf, device=q_TNH.device)
     for row in rows:
         count = len(row.tokens)
         end = row.start + count
-        own_M2KBH = memory.pool[list(row.blocks), LAYER].float()
+        own_M2KBH = kv_of(memory)[list(row.blocks), LAYER].float()
         kv_2KJH = own_M2KBH.permute(1, 2, 0, 3, 4).flatten(2, 3)[:, :, :end]
         k_NJH, v_NJH = kv_2KJH.repeat_interleave(group, dim=1)
         q_NTH = q_TNH[begin : begin + count].float().transpose(0, 1)
@@ -412,7 +487,9 @@ def by_definition(
         hidden_TJ = key_1J > position_T1
         if spec.window is not None:
             hidden_TJ |= key_1J <= position_T1 - spec.window
-        weight_NTJ = score_NTJ.masked_fill(hidden_TJ, -torch.inf).softmax(-1)
+        sink_NT1 = sinks_N[:, None, None].expand(-1, count, 1)
+        all_scores = torch.cat((score_NTJ.masked_fill(hidden_TJ, -torch.inf), sink_NT1), -1)
+        weight_NTJ = all_scores.softmax(-1)[..., :-1]
         out.append((weight_NTJ @ v_NJH).transpose(0, 1))
         begin += count
     return torch.cat(out)
@@ -451,6 +528,7 @@ SAMPLING: Mapping[str, dict[str, Any]] = {
     "min-p": {"min_p": 0.05},
 }
 GEMMA_LIMITS: Mapping[str, Any] = {"window": 4096, "soft_cap": 50.0}
+GPT_OSS_WINDOW: Mapping[str, Any] = {"model": "gpt-oss-20b", "window": 128, "sinks": True}
 # Outputs and inputs of Qwen3-0.6B: its smallest and its largest product of a layer, and the head.
 PRODUCTS = ((1024, 2048), (6144, 1024), (151_936, 1024))
 ROWS: tuple[KernelRow, ...] = (
@@ -469,6 +547,26 @@ ROWS: tuple[KernelRow, ...] = (
     KernelRow(
         "attention, Gemma-2, 32 rows of 8192",
         partial(attention, model="Gemma-2-2B", spans=_step(32, 8192), **GEMMA_LIMITS),
+    ),
+    KernelRow(
+        "attention, gpt-oss, 64 rows of 1024",
+        partial(attention, model="gpt-oss-20b", spans=_step(64, 1024), sinks=True),
+    ),
+    KernelRow(
+        "attention, gpt-oss, 1 row of 8192",
+        partial(attention, model="gpt-oss-20b", spans=_step(1, 8192), sinks=True),
+    ),
+    KernelRow(
+        "attention, gpt-oss, a mix in a window",
+        partial(attention, spans=[*_step(31, 500), (77, 300)], **GPT_OSS_WINDOW),
+    ),
+    KernelRow(
+        "attention, exact, gpt-oss, 64 rows of 1024",
+        partial(attention, model="gpt-oss-20b", spans=_step(64, 1024), sinks=True, exact=True),
+    ),
+    KernelRow(
+        "attention, exact, gpt-oss, a mix in a window",
+        partial(attention, spans=[*_step(31, 500), (77, 300)], exact=True, **GPT_OSS_WINDOW),
     ),
     KernelRow(
         "attention, a prompt of 2048",
@@ -537,5 +635,12 @@ ROWS: tuple[KernelRow, ...] = (
         )
         for outputs, inputs in PRODUCTS
         for tokens in (1, 256)
+    ),
+    *(
+        KernelRow(
+            f"experts, {model}, {rows_of(tokens)}", partial(experts, model=model, tokens=tokens)
+        )
+        for model in MIXTURES
+        for tokens in (1, 32, 2048)
     ),
 )

@@ -98,7 +98,7 @@ def build_torch(
 def _not_exact(plan: EnginePlan, settings: TorchSettings) -> EnginePlan:
     """The plan of an engine whose products turned out to depend on the batch. Raises SettingsError
     if the user asked for others."""
-    why = f"products in {plan.layout.dtype} on this CPU depend on the place of a row"
+    why = f"products in {plan.demand.dtype} on this CPU depend on the place of a row"
     if settings.batch_invariant == "on":
         raise SettingsError(f"--batch-invariant on: {why}; use --batch-invariant off")
     logger.warning("--batch-invariant auto: off, because %s", why)
@@ -152,7 +152,7 @@ def _load_model(settings: TorchSettings, plan: EnginePlan) -> Decoder:
         torch.cuda.set_device(plan.device)  # kernels are launched on the current one
     else:
         keep_freed_memory()
-    dtype = TORCH_DTYPES[plan.layout.dtype]
+    dtype = TORCH_DTYPES[plan.demand.dtype]
     slots = WeightSlots(
         *(dtype, plan.device, ops_for(plan.kernels)),
         method_of=linear_methods(plan.kernels, exact=plan.exact),
@@ -219,7 +219,7 @@ def _log_ready(info: EngineInfo, plan: EnginePlan, buckets: Sequence[int], secon
     logger.info(
         "%s (%s, %s, %s) is ready after %.1f s; %d KV blocks of %d tokens, sequences of up to %d; "
         "%s; overlap %s, %s, exact: %s",
-        *(info.model, plan.config.architecture, plan.layout.dtype, plan.device, seconds),
+        *(info.model, plan.config.architecture, plan.demand.dtype, plan.device, seconds),
         *(info.num_blocks, info.layout.block_size, info.max_model_len, plan.pool_text()),
         "on" if plan.overlap else "off",
         f"graphs of {describe(buckets)}" if buckets else "no graphs",

@@ -176,7 +176,7 @@ class KVMemory(Protocol):
     """The pool as bytes.
 
     `read` and `write` copy one head shard of whole blocks, in the order given:
-    `[block][layer][K,V][head of the shard][token][dim]`. A buffer has
+    `[block][layer][field][head of the shard][token][number]`. A buffer has
     `len(blocks) * layout.block_bytes / layout.kv_shards` bytes.
 
     `views` returns one writable view of each block's own bytes. It returns None if there are none

@@ -1,9 +1,10 @@
 """The byte layout of one block of KV, the groups of layers, and the number of blocks in a chunk.
 
-Layers form groups (see KVGroup). One block holds the KV of `block_size` tokens in the layers of one
-group, so each `block_size` tokens take one block per group. The payload of a block is
-`[layer of the group][K,V][kv_head][token][dim]`, little-endian, in the cache's dtype. The KV store
-treats a block as opaque bytes; only the engine's blocks and kernels know the shape.
+A layer keeps some fields of each token (see KVField): K and V, or one latent row. Layers form
+groups (see KVGroup). One block holds the KV of `block_size` tokens in the layers of one group, so
+each `block_size` tokens take one block per group. The payload of a block is
+`[layer of the group][field][head][token][number]`, little-endian, each field in its dtype. The KV
+store treats a block as opaque bytes; only the engine's blocks and kernels know the shape.
 
 A value takes as much of a data server's memory as the size class of its allocator, not as its
 bytes. Blocks tend to have the worst sizes: 2 MiB and a header take 2.5 MiB. The rule of
@@ -13,7 +14,7 @@ bytes. Blocks tend to have the worst sizes: 2 MiB and a header take 2.5 MiB. The
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Annotated
+from typing import Annotated, Any, Self
 
 import msgspec
 from msgspec import Meta
@@ -29,7 +30,32 @@ CHUNK_MOST_BYTES = 4 << 20
 CHUNK_MAX_BLOCKS = 8
 CHUNK_SLACK = 0.03  # extra waste accepted for a smaller chunk, as a share of the payload
 VALUE_HEADER_BYTES = 96  # before each payload in the store (see baton_kvstore.data.chunk_format)
+# The name of the field of layers that keep one row per token instead of K and V.
+LATENT = "latent"
 STRING_BYTES = 10  # what Redis adds to a long string (sds: lengths, type, and a NUL)
+
+
+class KVField(msgspec.Struct, frozen=True):
+    """What a layer keeps of each token: `heads` rows of `size` numbers. A head shard of the store
+    has an equal part of the rows."""
+
+    name: Annotated[str, Meta(min_length=1, max_length=64)]
+    heads: Size
+    size: Size
+    dtype: Annotated[str, Meta(pattern=DTYPE)]
+
+    @property
+    def row_bytes(self) -> int:
+        return self.size * ITEM_BYTES[self.dtype]
+
+    @property
+    def token_bytes(self) -> int:
+        return self.heads * self.row_bytes
+
+
+def keys_and_values(heads: int, size: int, dtype: str) -> tuple[KVField, ...]:
+    """The fields of a layer whose K and V have the same shape."""
+    return KVField("k", heads, size, dtype), KVField("v", heads, size, dtype)
 
 
 class KVGroup(msgspec.Struct, frozen=True):
@@ -46,9 +72,13 @@ class KVGroup(msgspec.Struct, frozen=True):
 class KVLayout(msgspec.Struct, frozen=True):
     """Geometry of the paged cache. Every field is part of the fingerprint.
 
+    All layers keep the same `fields`. Without these, a layer keeps K and V, each of `num_kv_heads`
+    heads with `head_dim` numbers in `dtype` (see `kv_fields`). With these, the three describe the
+    first field, for readers of protocol version 5.
+
     `block_size` is in tokens, `chunk_blocks` in multiples of `block_size` tokens. The store splits
-    a chunk into `kv_shards` values along the KV heads. Without `groups`, all layers form one group
-    without a window (see `kv_groups`). Groups without a window come first.
+    a chunk into `kv_shards` values along the heads of each field. Without `groups`, all layers form
+    one group without a window (see `kv_groups`). Groups without a window come first.
 
     A sequence's blocks are one flat list, `blocks[i * G + g]` with G = `num_groups`: the block of
     group g for tokens [i * block_size, (i + 1) * block_size). It is 0 where the sequence holds no
@@ -65,6 +95,32 @@ class KVLayout(msgspec.Struct, frozen=True):
     codec: Text = "none"
     version: Size = LAYOUT_VERSION
     groups: tuple[KVGroup, ...] = ()
+    fields: tuple[KVField, ...] = ()
+
+    @classmethod
+    def of_fields(cls, fields: tuple[KVField, ...], **others: Any) -> Self:
+        """The layout of layers that keep these fields; `others` are further fields of KVLayout."""
+        first = fields[0]
+        shape = first.heads, first.size, first.dtype
+        return cls(
+            num_kv_heads=first.heads,
+            head_dim=first.size,
+            dtype=first.dtype,
+            fields=() if fields == keys_and_values(*shape) else fields,
+            **others,
+        )
+
+    @property
+    def kv_fields(self) -> tuple[KVField, ...]:
+        """What a layer keeps of each token, in the order of a block's payload; at least one."""
+        return self.fields or keys_and_values(self.num_kv_heads, self.head_dim, self.dtype)
+
+    @property
+    def undivided(self) -> KVField | None:
+        """A field whose heads `kv_shards` does not divide; None if it divides those of all."""
+        shards = self.kv_shards
+        wrong = (field for field in self.kv_fields if shards < 1 or field.heads % shards)
+        return next(wrong, None)
 
     @property
     def kv_groups(self) -> tuple[KVGroup, ...]:
@@ -110,10 +166,14 @@ class KVLayout(msgspec.Struct, frozen=True):
         return max(len(group.layers) for group in self.kv_groups)
 
     @property
+    def layer_bytes(self) -> int:
+        """Bytes of one layer in a block: the fields of `block_size` tokens."""
+        return self.block_size * sum(field.token_bytes for field in self.kv_fields)
+
+    @property
     def block_bytes(self) -> int:
         """Bytes of one block: `block_size` tokens in the layers of one group."""
-        head_bytes = self.num_kv_heads * self.head_dim * ITEM_BYTES[self.dtype]
-        return 2 * self.group_layers * head_bytes * self.block_size
+        return self.group_layers * self.layer_bytes
 
     @property
     def token_bytes(self) -> int:

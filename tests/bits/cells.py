@@ -40,6 +40,14 @@ MODELS: Mapping[str, str] = {
     "phi3-long-rope": "rope with a factor per frequency",
     "gemma2": "soft caps, windows in every other layer, norms before and after",
     "gemma2-wide-heads": "head size 256",
+    "gpt-oss": "sinks, experts with biases, yarn, a window in one layer",
+    "mixtral": "experts, weights normalised",
+    "qwen2-moe": "a shared MLP with a gate, weights not normalised",
+    "qwen3-moe-bias-odd": "an odd number of experts, a layer without",
+    "olmoe-clip-tied": "norms of all of q and k, bounds of q, k and v",
+    "glm4-moe-groups-tied": "groups of experts, chosen by a sigmoid and a bias; float32 router",
+    "deepseek-v2-groups": "latent rows that are copied, experts of the best groups",
+    "deepseek-v3": "latent rows that are read in place, sigmoid scores of experts",
 }
 DTYPES = ("float32", "bfloat16")
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import replace
-from itertools import cycle
+from itertools import cycle, islice
 from pathlib import Path
 
 import pytest
@@ -20,7 +20,9 @@ from tests.bits.store_paths import STORE_PATHS
 from tests.support.needs import needs
 
 ALL_PATHS: Mapping[str, Callable[[Bench], None]] = {**PATHS, **STORE_PATHS}
-SMOKE = list(zip(cycle(MODELS), cycle(DTYPES), ALL_PATHS, strict=False))
+SMOKE = list(
+    islice(zip(cycle(MODELS), cycle(DTYPES), cycle(ALL_PATHS)), max(len(MODELS), len(ALL_PATHS)))
+)
 
 
 def marks_of(path: str) -> tuple[pytest.MarkDecorator, ...]:

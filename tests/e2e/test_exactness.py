@@ -4,7 +4,8 @@ The axes of the matrix are model, nodes, chunked prefill, size of the KV pool, o
 tier. Each cell runs every prompt length, alone and 16 at once, cold and warm. A cell with a tight
 KV pool also runs more requests at once than the pool holds. `make test` runs one cell for each
 number of nodes, and each switch is on in one cell and off in another. `make test-long` runs all
-cells. The references are `transformers generate` in fp32 (see tests/support/engines/exactness).
+cells, and one of each model with experts. The references are `transformers generate` in fp32 (see
+tests/support/engines/exactness).
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ import pytest
 from baton_protocol.layout import KVLayout
 from tests.support.clients.http import all_at_once, ids_of
 from tests.support.engines.exactness import Tally, compare, reference
-from tests.support.engines.tiny_models import TINY_MODELS, prompt_of
+from tests.support.engines.tiny_models import EXPERT_MODELS, TINY_MODELS, prompt_of
 from tests.support.pools.baton_up import Pool
 
 NEW_TOKENS = 40
@@ -70,10 +71,16 @@ ALL_CELLS = [
     for model, nodes in itertools.product(TINY_MODELS, NODES)
     for switches in itertools.product((False, True), repeat=4)
 ]
+# Models with experts have no cells of their own for the switches, which are about KV.
+EXPERT_CELLS = [
+    Cell(model, (1, 1), pieces=True, tight=False, overlap=True, host=False)
+    for model in EXPERT_MODELS
+]
 SHORT = [
     Cell("llama-gqa4", (0, 1), pieces=True, tight=False, overlap=False, host=False),
     Cell("mistral-window", (1, 1), pieces=False, tight=True, overlap=True, host=True),
-    Cell("qwen3-gqa4", (2, 2), pieces=False, tight=False, overlap=True, host=False),
+    Cell("gpt-oss", (2, 2), pieces=False, tight=False, overlap=True, host=False),
+    Cell("deepseek-v3", (1, 1), pieces=False, tight=False, overlap=False, host=True),
 ]
 
 
@@ -154,7 +161,9 @@ def test_ids_over_http_equal_those_of_transformers(
 
 
 @pytest.mark.long
-@pytest.mark.parametrize("cell", [c for c in ALL_CELLS if c not in SHORT], ids=str)
+@pytest.mark.parametrize(
+    "cell", [*(c for c in ALL_CELLS if c not in SHORT), *EXPERT_CELLS], ids=str
+)
 def test_ids_over_http_equal_those_of_transformers_in_the_full_product(
     cell: Cell, tiny_model: Callable[[str], Path], record_property: Callable[[str, object], None]
 ) -> None:

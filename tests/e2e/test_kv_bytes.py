@@ -60,9 +60,12 @@ class Shape:
         return f"{self.model or 'sim'}-{self.dtype}-{self.shards}-{self.device}"
 
 
-# (model, KV heads). The torch models have 1, 2, 4 and 2 query heads per KV head, and head_dim 16,
-# 16, 24 and 32.
-MODELS = (("llama-gqa1", 4), ("llama-gqa2-tied", 2), ("llama-gqa4", 1), ("qwen3-gqa2", 2), ("", 4))
+# (model, KV heads). The torch models with K and V have 1, 2, 4 and 2 query heads per KV head, and
+# head_dim 16, 16, 24 and 32. One keeps a latent row instead.
+MODELS = (
+    *(("llama-gqa1", 4), ("llama-gqa2-tied", 2), ("llama-gqa4", 1), ("qwen3-gqa2", 2), ("", 4)),
+    ("deepseek-v2-groups", 1),
+)
 SHAPES = [
     Shape(model, heads, dtype, shards)
     for model, heads in MODELS
@@ -155,9 +158,11 @@ def publish(end: NodeEnd, request: Request, store: EmbeddedStore) -> Source:
 
 
 def heads_of(pages: Pages, layout: KVLayout, shard: int) -> bytes:
-    """The bytes `[block][layer][K,V][head of the shard][token][dim]`, cut from whole pages."""
-    each = layout.num_kv_heads // layout.kv_shards
-    whole = pages.reshape(len(pages), layout.num_layers, 2, layout.num_kv_heads, -1)
+    """The bytes `[block][layer][field][head of the shard][token][number]`, cut from whole pages of
+    fields of one size."""
+    fields, heads = len(layout.kv_fields), layout.kv_fields[0].heads
+    each = heads // layout.kv_shards
+    whole = pages.reshape(len(pages), layout.num_layers, fields, heads, -1)
     return whole[:, :, :, shard * each : (shard + 1) * each].tobytes()
 
 

@@ -40,9 +40,10 @@ def pool() -> Iterator[Cluster]:
         yield cluster
 
 
-@pytest.fixture(scope="session")
-def torch_folder(tiny_model: Callable[[str], Path]) -> Path:
-    return tiny_model(TORCH_MODEL)
+@pytest.fixture(scope="module")
+def torch_folder(tiny_model: Callable[[str], Path], request: pytest.FixtureRequest) -> Path:
+    """A test may name another model as the fixture's parameter."""
+    return tiny_model(getattr(request, "param", TORCH_MODEL))
 
 
 @pytest.fixture(scope="module")

@@ -7,17 +7,15 @@ from __future__ import annotations
 
 import pytest
 
-from tests.support.engines.tiny_models import FIRST_SPECIAL
+from tests.support.engines.tiny_models import EXPERT_MODELS, FIRST_SPECIAL
 from tests.support.faults.cases import Sizes
 from tests.support.faults.rows import Row
 from tests.support.faults.runs import run_row
 from tests.support.pools.processes import Cluster
 
 SIZES = Sizes(target=512, answer=48, first_id=0, end_id=FIRST_SPECIAL)
-SHORT: tuple[Row, ...] = (
-    Row("prefill", "half published", "kill", "two"),
-    Row("decode", "mid-stream", "kill", "greedy"),
-)
+KILLED_DECODE = Row("decode", "mid-stream", "kill", "greedy")
+SHORT: tuple[Row, ...] = (Row("prefill", "half published", "kill", "two"), KILLED_DECODE)
 LONG: tuple[Row, ...] = (
     Row("decode", "mid-stream", "kill", "stop"),
     Row("decode", "mid-stream", "kill", "grammar"),
@@ -55,3 +53,11 @@ def test_a_fault_changes_no_answer_of_a_real_model(
     row: Row, torch_pool: Cluster, torch_undisturbed: Cluster
 ) -> None:
     run_row(torch_pool, row, torch_undisturbed, sizes=SIZES)
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("torch_folder", EXPERT_MODELS, indirect=True)
+def test_a_killed_decode_node_changes_no_answer_of_a_model_with_experts(
+    torch_pool: Cluster, torch_undisturbed: Cluster
+) -> None:
+    run_row(torch_pool, KILLED_DECODE, torch_undisturbed, sizes=SIZES)

@@ -18,6 +18,7 @@ from tests.oracles.engines import engine_of, free_order, hashes_of, step, tables
 from tests.support.engines.attention_specs import batch_of, specs_of
 from tests.support.engines.demands import kv_layout
 from tests.support.engines.engine_core import Run, drive, make_request, run_all, scripted, step_once
+from tests.support.engines.small_pool import kv_of
 
 TABLE = [BlockId(block) for block in (5, 2, 8, 12)]
 
@@ -31,7 +32,7 @@ def written_slots(position: int) -> tuple[list[int], list[int]]:
     TorchAttention(memory, specs_of(memory.layout, 1)).begin(
         batch_of([Row([0], position, TABLE)], memory.layout)
     ).attend(0, one, one, one)
-    k_S, v_S = memory.pool[:, 0, :, 0].sum(-1).transpose(0, 1).reshape(2, -1)
+    k_S, v_S = kv_of(memory)[:, 0, :, 0].sum(-1).transpose(0, 1).reshape(2, -1)
     return k_S.nonzero()[:, 0].tolist(), v_S.nonzero()[:, 0].tolist()
 
 
@@ -236,7 +237,7 @@ def test_with_a_window_of_32_the_first_4_blocks_of_100_tokens_are_not_read_O_BLK
     layout = kv_layout(heads=2, dim=8, block=16)
     memory = TorchMemory(layout, 8, torch.device("cpu"))
     noise = torch.Generator().manual_seed(11)
-    memory.pool.normal_(generator=noise)
+    kv_of(memory).normal_(generator=noise)
     q, k, v = (torch.randn(tokens, heads, 8, generator=noise) for heads in (4, 2, 2))
 
     def output(*table: int) -> torch.Tensor:
@@ -250,7 +251,7 @@ def test_with_a_window_of_32_the_first_4_blocks_of_100_tokens_are_not_read_O_BLK
     whole = output(7, 6, 5, 4, 3, 2, 1)
     assert torch.equal(output(0, 0, 0, 0, 3, 2, 1), whole)
     assert not torch.equal(output(7, 6, 5, 4, 0, 2, 1), whole)
-    memory.pool[[7, 6, 5, 4]] = torch.nan
+    kv_of(memory)[[7, 6, 5, 4]] = torch.nan
     assert torch.equal(output(7, 6, 5, 4, 3, 2, 1), whole)
 
 

@@ -28,6 +28,7 @@ from baton_protocol.ids import BlockId
 from tests.support.engines.attention_specs import batch_of, specs_of
 from tests.support.engines.decoding import Driver, RecordingGraphs, make_runner, streams
 from tests.support.engines.demands import kv_layout
+from tests.support.engines.small_pool import kv_of
 
 CPU = torch.device("cpu")
 Rows = Sequence[Sequence[float]]
@@ -46,7 +47,7 @@ def attention_output(
     q_TNH, k_SKH, v_SKH = (torch.as_tensor(each, dtype=torch.float32) for each in (q, k, v))
     layout = kv_layout(heads=k_SKH.shape[1], dim=k_SKH.shape[2], block=16)
     memory = TorchMemory(layout, 16, CPU)
-    memory.pool.normal_()
+    kv_of(memory).normal_()
     table = [BlockId(block) for block in blocks]
     backend = TorchAttention(memory, specs_of(memory.layout, q_TNH.shape[1]))
     if start:
@@ -282,13 +283,15 @@ class AveragingAttention:
         layer: int,
         q_TNH: torch.Tensor,
         k_TKH: torch.Tensor,
-        v_TKH: torch.Tensor,
+        v_TKV: torch.Tensor | None,
         *,
         stored: bool = False,
+        sinks_N: torch.Tensor | None = None,
     ) -> torch.Tensor:
         assert not stored
-        counts = torch.arange(1, v_TKH.shape[0] + 1)[:, None, None]
-        return (v_TKH.cumsum(0) / counts).repeat_interleave(q_TNH.shape[1] // v_TKH.shape[1], dim=1)
+        assert v_TKV is not None
+        counts = torch.arange(1, v_TKV.shape[0] + 1)[:, None, None]
+        return (v_TKV.cumsum(0) / counts).repeat_interleave(q_TNH.shape[1] // v_TKV.shape[1], dim=1)
 
 
 def test_the_residual_stream_in_place_equals_x_plus_f_of_norm_x_O_MDL_10(tmp_path: Path) -> None:

@@ -7,7 +7,7 @@ import pytest
 
 from baton_protocol.fingerprint import TensorDigest, fingerprint
 from baton_protocol.ids import BlockId
-from baton_protocol.layout import KVGroup, KVLayout
+from baton_protocol.layout import KVField, KVGroup, KVLayout, keys_and_values
 
 SMOLLM = KVLayout(
     num_layers=30, num_kv_heads=3, head_dim=64, block_size=16, dtype="bfloat16", chunk_blocks=3
@@ -21,6 +21,22 @@ GROUPED = KVLayout(
     chunk_blocks=2,
     groups=(KVGroup((1, 5)), KVGroup((3,)), KVGroup((0, 2, 4), 64)),
 )
+LATENT_ROWS = KVLayout.of_fields(
+    (KVField("latent", 1, 576, "bfloat16"),), num_layers=27, block_size=16, chunk_blocks=1
+)
+# K and V of other sizes in 8 bits, and a float32 scale per head of each.
+SCALED = KVLayout.of_fields(
+    (
+        KVField("k", 4, 192, "uint8"),
+        KVField("v", 4, 128, "uint8"),
+        KVField("k_scale", 4, 1, "float32"),
+        KVField("v_scale", 4, 1, "float32"),
+    ),
+    num_layers=2,
+    block_size=16,
+    chunk_blocks=2,
+    kv_shards=4,
+)
 TENSORS = [
     TensorDigest("a.weight", (2, 3), "bfloat16", "00"),
     TensorDigest("b.weight", (3,), "bfloat16", "11"),
@@ -32,6 +48,47 @@ def test_a_layout_computes_the_sizes_of_the_demo_model() -> None:
     assert SMOLLM.block_bytes == 368_640
     assert SMOLLM.chunk_bytes == 1_105_920
     assert SMOLLM.chunk_tokens == 48
+
+
+@pytest.mark.parametrize(
+    ("layout", "token", "block", "shard"),
+    [
+        (LATENT_ROWS, 27 * 576 * 2, 27 * 576 * 2 * 16, 27 * 576 * 2 * 16),
+        (SCALED, 2 * 4 * (192 + 128 + 8), 2 * 4 * 328 * 16, 2 * 328 * 32),
+    ],
+)
+def test_bytes_are_counted_from_the_fields_of_a_layer(
+    layout: KVLayout, token: int, block: int, shard: int
+) -> None:
+    assert (layout.token_bytes, layout.block_bytes, layout.shard_bytes) == (token, block, shard)
+
+
+def test_k_and_v_of_one_shape_need_no_list_of_fields() -> None:
+    """So nodes with such models have the same layout as before there were fields."""
+    fields = keys_and_values(3, 64, "bfloat16")
+    same = KVLayout.of_fields(fields, num_layers=30, block_size=16, chunk_blocks=3)
+    assert same == SMOLLM
+    assert same.kv_fields == fields
+
+
+@pytest.mark.parametrize(
+    ("layout", "shards", "field"),
+    [
+        (SMOLLM, 1, None),
+        (SMOLLM, 3, None),
+        (SMOLLM, 2, "k"),
+        (SMOLLM, 0, "k"),
+        (SCALED, 4, None),
+        (SCALED, 8, "k"),
+        (LATENT_ROWS, 1, None),
+        (LATENT_ROWS, 2, "latent"),
+    ],
+)
+def test_head_shards_divide_the_heads_of_each_field(
+    layout: KVLayout, shards: int, field: str | None
+) -> None:
+    undivided = msgspec.structs.replace(layout, kv_shards=shards).undivided
+    assert (undivided and undivided.name) == field
 
 
 def test_a_fingerprint_does_not_depend_on_the_order_of_tensors() -> None:
@@ -50,6 +107,8 @@ def test_a_fingerprint_does_not_depend_on_the_order_of_tensors() -> None:
         {"version": 2},
         {"num_layers": 31},
         {"groups": (KVGroup(tuple(range(30)), 64),)},
+        {"fields": (KVField("k", 3, 64, "bfloat16"), KVField("v", 3, 32, "bfloat16"))},
+        {"fields": (KVField("k", 3, 64, "uint8"), KVField("v", 3, 64, "bfloat16"))},
     ],
 )
 def test_a_fingerprint_depends_on_every_field_of_the_layout(changes: dict[str, object]) -> None:

@@ -4,7 +4,7 @@ In: the step's batch and, per layer, rotated q and k, and v. Out: attention outp
 are written to the pool first, because a token attends to itself through the cache.
 
 Shapes: T tokens of the step, R rows, M blocks of the longest row, N query heads, K kv heads,
-H head_dim, B block size, L layers of a KV group, P blocks of the pool.
+H head_dim, V numbers of a head of v, B block size, P blocks of the pool.
 """
 
 from __future__ import annotations
@@ -94,12 +94,12 @@ def table_rows(batch: StepBatch, group: int) -> list[TableRow]:
 
 @dataclass(frozen=True, slots=True)
 class KVSlots:
-    """Where a step's tokens have their KV of one layer: token t at
-    pool[s // B, layer, K or V, :, s % B], with s = slots_T[t]. The KV of a token with a negative
-    slot is not stored. `layer` is the layer's index in its KV group."""
+    """Where a step's tokens have their KV of one layer: K of token t at k[s // B, :, s % B], with
+    s = slots_T[t], and V at the same place of v. The KV of a token with a negative slot is not
+    stored. Both are views of the pool (see `layer_kv`)."""
 
-    pool: torch.Tensor  # [P, L, 2, K, B, H]
-    layer: int
+    k_PKBH: torch.Tensor
+    v_PKBV: torch.Tensor
     slots_T: torch.Tensor  # int64
 
 
@@ -115,12 +115,14 @@ class StepAttention(Protocol):
         layer: int,
         q_TNH: torch.Tensor,
         k_TKH: torch.Tensor,
-        v_TKH: torch.Tensor,
+        v_TKV: torch.Tensor | None,
         *,
         stored: bool = False,
+        sinks_N: torch.Tensor | None = None,
     ) -> torch.Tensor:
         """Store K and V, unless a kernel already has (`stored`), and return the attention outputs
-        [T, N, H]."""
+        [T, N, V]. v is None if the layer keeps latent rows, which are k. `sinks_N` are the sinks of
+        a layer that has them (see AttentionSpec), float32."""
         ...
 
 

@@ -3,7 +3,8 @@
 In: the step's batch. Out: a step whose layers store K and V and attend with kernels, which read the
 batch's arrays on the device.
 
-Shapes: T tokens, R rows, M blocks of the longest row, N query heads, K kv heads, H head_dim.
+Shapes: T tokens, R rows, M blocks of the longest row, N query heads, K kv heads, H head_dim, V
+numbers of a head of v.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ from dataclasses import dataclass
 import torch
 
 from baton_engine.attention.interface import KVSlots, StepBatch
+from baton_engine.attention.layer_kv import LayerKV, layers_kv
 from baton_engine.attention.triton_paged_attention import (
     ONE_TOKEN_TILE,
     OneTokenTile,
@@ -39,7 +41,8 @@ class TritonAttention:
         on the query and the keys it sees. `tile` is that of steps of one-token rows."""
         self.exact = exact
         self._tile = tile
-        self._memory = memory
+        self._layers = layers_kv(memory, specs)
+        self._places = memory.layout.layer_places
         self._specs = tuple(specs)
         device = memory.pool.device
         self._processors = 1
@@ -56,13 +59,16 @@ class TritonAttention:
             StepRows(arrays.query_starts_R1, arrays.seq_lens_R, group.table_RM, one_token)
             for group in arrays.groups
         ]
-        heads, programs = self._memory.layout.num_kv_heads, 1
+        heads, programs = self._specs[0].num_kv_heads, 1
         # Only keys of one-token rows are divided.
         if batch.one_token_rows:
             programs = programs_for(batch.rows, heads, batch.max_seq_len, self._processors)
-        slots = [group.slots_T for group in arrays.groups]
         launch = Launch(programs, exact=self.exact, tile=self._tile)
-        return TritonStep(self._memory, groups, slots, self._specs, launch)
+        layers = [
+            StepLayer(groups[group], kv, arrays.groups[group].slots_T, spec)
+            for (group, _), kv, spec in zip(self._places, self._layers, self._specs, strict=True)
+        ]
+        return TritonStep(layers, launch)
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,48 +80,55 @@ class Launch:
     tile: OneTokenTile
 
 
-class TritonStep:
-    """StepAttention with kernels. `groups` and `slots` have the rows and the tokens' slots of each
-    KV group."""
+@dataclass(frozen=True, slots=True)
+class StepLayer:
+    """A layer's rows, K and V, slots of the new tokens, and attention."""
 
-    def __init__(
-        self,
-        memory: TorchMemory,
-        groups: Sequence[StepRows],
-        slots: Sequence[torch.Tensor],
-        specs: Sequence[AttentionSpec],
-        launch: Launch,
-    ) -> None:
-        self._specs = specs
+    rows: StepRows
+    kv: LayerKV
+    slots_T: torch.Tensor
+    spec: AttentionSpec
+
+    @property
+    def slots(self) -> KVSlots:
+        return KVSlots(self.kv.k_PKBH, self.kv.v_PKBV, self.slots_T)
+
+
+class TritonStep:
+    """StepAttention with kernels."""
+
+    def __init__(self, layers: Sequence[StepLayer], launch: Launch) -> None:
+        self._layers = layers
         self._launch = launch
-        places = memory.layout.layer_places
-        self._rows = [groups[group] for group, _ in places]
-        self._slots = [KVSlots(memory.pool, index, slots[group]) for group, index in places]
 
     def slots(self, layer: int) -> KVSlots:
-        return self._slots[layer]
+        return self._layers[layer].slots
 
     def attend(
         self,
         layer: int,
         q_TNH: torch.Tensor,
         k_TKH: torch.Tensor,
-        v_TKH: torch.Tensor,
+        v_TKV: torch.Tensor | None,
         *,
         stored: bool = False,
+        sinks_N: torch.Tensor | None = None,
     ) -> torch.Tensor:
-        slots = self._slots[layer]
+        each = self._layers[layer]
         if not stored:
-            store_kv(slots, k_TKH, v_TKH)
-        out_TNH = torch.empty(q_TNH.shape, dtype=q_TNH.dtype, device=q_TNH.device)
-        spec = self._specs[layer]
+            store_kv(each.slots, k_TKH, v_TKV)
+        spec = each.spec
+        assert spec.sinks == (sinks_N is not None)
+        shape = (*q_TNH.shape[:2], spec.value_dim)
+        out_TNV = torch.empty(shape, dtype=q_TNH.dtype, device=q_TNH.device)
         paged_attention(
-            *(q_TNH, slots.pool[:, slots.layer], self._rows[layer], out_TNH),
+            *(q_TNH, each.kv, each.rows, out_TNV),
             scale=spec.scale,
             window=spec.window,
             soft_cap=spec.soft_cap,
+            sinks_N=sinks_N,
             programs=self._launch.programs,
             exact=self._launch.exact,
             tile=self._launch.tile,
         )
-        return out_TNH
+        return out_TNV

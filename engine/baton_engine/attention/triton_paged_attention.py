@@ -17,12 +17,15 @@ With `exact`, the bits of a query's output depend only on the query and the keys
 - Tiles have the same shape for all rows, because the shape decides in which order the compiler adds
   the elements of a tile.
 - Keys that a query does not see change nothing: their weight is exactly 0.
+- A sink is added last, by the formula that adds a split.
 - Kernels are compiled without fused multiply-add, so that the same formula gives the same bits in
   all their variants and in both kernels.
 
 Shapes: T tokens, R rows, M blocks of the longest row, N query heads, K kv heads, G = N / K,
-H head_dim, B block size, P blocks of the pool, S stored parts of a row. In a program: Q queries
-times heads, J keys, D head_dim as the next power of two.
+H head_dim, V numbers of a head of v, B block size, P blocks of the pool, S stored parts of a row.
+In a program: Q queries times heads, J keys, D head_dim and E numbers of a head of v, each as the
+next power of two. For latent rows, D are the numbers that k and v share, which are read once, and F
+those that only k has.
 """
 
 from __future__ import annotations
@@ -33,6 +36,7 @@ import torch
 import triton
 import triton.language as tl
 
+from baton_engine.attention.layer_kv import LayerKV
 from baton_engine.config.step_sizes import STORED_SPLIT_BYTES
 
 # The smallest size of each dimension of a triton dot product.
@@ -59,8 +63,11 @@ FIXED_SPLIT_KEYS = 256
 PROGRAMS_PER_PROCESSOR = 4
 # Stored parts of a row that are loaded at a time.
 JOIN_STAGES = tl.constexpr(4)
+# The most query heads that one program computes with latent rows: more sums of 512 numbers do not
+# fit the registers. With more heads, several programs read the same rows.
+MOST_LATENT = 64
 FLOAT32_BYTES = 4
-LOG2_E = 1.4426950408889634
+LOG2_E = tl.constexpr(1.4426950408889634)
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,50 +109,64 @@ def programs_for(rows: int, kv_heads: int, longest: int, processors: int) -> int
 
 def paged_attention(
     q_TNH: torch.Tensor,
-    layer_P2KBH: torch.Tensor,
+    kv: LayerKV,
     rows: StepRows,
-    out_TNH: torch.Tensor,
+    out_TNV: torch.Tensor,
     *,
     scale: float | None = None,
     window: int | None = None,
     soft_cap: float | None = None,
+    sinks_N: torch.Tensor | None = None,
     programs: int = 1,
     exact: bool = False,
     tile: OneTokenTile = ONE_TOKEN_TILE,
 ) -> None:
-    """Compute attention into `out_TNH`, which must be contiguous.
+    """Compute attention into `out_TNV`, which must be contiguous.
 
-    The last dimension of q, and the last two (B, H) of the pool, must be contiguous; other strides
-    are free. `programs` is a power of two, and changes no bit of an `exact` output. `scale`,
-    `window` and `soft_cap` are those of AttentionSpec; the default scale is 1 / sqrt(H).
+    The last dimension of q, k and v must be contiguous; other strides are free. K and V are views
+    of one pool. `programs` is a power of two, and changes no bit of an `exact` output. `scale`,
+    `window` and `soft_cap` are those of AttentionSpec; the default scale is 1 / sqrt(H). `sinks_N`
+    are float32.
     """
     tokens, heads, dim = q_TNH.shape
     scale = dim**-0.5 if scale is None else scale
     # The kernel computes weights as powers of 2.
-    factors = (scale * LOG2_E, 0.0) if soft_cap is None else (scale / soft_cap, soft_cap * LOG2_E)
-    _, _, kv_heads, block_size, _ = layer_P2KBH.shape
+    factors = (scale * LOG2_E.value, 0.0)
+    if soft_cap is not None:
+        factors = (scale / soft_cap, soft_cap * LOG2_E.value)
+    k_PKBH, v_PKBV = kv.k_PKBH, kv.v_PKBV
+    assert k_PKBH.stride(0) == v_PKBV.stride(0), "K and V are not views of one pool"
+    (_, kv_heads, block_size, _), value_dim = k_PKBH.shape, v_PKBV.shape[3]
+    latent = k_PKBH.data_ptr() == v_PKBV.data_ptr()
+    rest, head_step = dim - value_dim, k_PKBH.stride(1)
+    if latent and heads // kv_heads > MOST_LATENT:
+        assert kv_heads == 1, "latent rows of several kv heads"
+        kv_heads, head_step = latent_parts(heads), 0
+    first = value_dim if latent else dim
     num_rows, group = rows.lengths_R.shape[0], heads // kv_heads
-    shape = tile_shape(rows.one_token, group, dim, q_TNH.element_size(), exact=exact, tile=tile)
+    dims = max(first, value_dim)
+    shape = tile_shape(rows.one_token, group, dims, q_TNH.element_size(), exact=exact, tile=tile)
     tiles = num_rows if rows.one_token else tokens // (shape.queries // group) + num_rows
     parts = programs
     if exact:
         parts = -(-rows.table_RM.shape[1] * block_size // FIXED_SPLIT_KEYS)
-        if num_rows * heads * parts * dim * FLOAT32_BYTES > STORED_SPLIT_BYTES:
+        if num_rows * heads * parts * value_dim * FLOAT32_BYTES > STORED_SPLIT_BYTES:
             programs = 1
     # Partial results of one-token rows: weighted sums of V, and the maximum and the sum of the
     # weights.
     size = (num_rows, heads, parts) if programs > 1 else (0, 0, 0)
-    parts_RNSH = torch.empty(*size, dim, dtype=torch.float32, device=q_TNH.device)
+    parts_RNSV = torch.empty(*size, value_dim, dtype=torch.float32, device=q_TNH.device)
     stats_RNS2 = torch.empty(*size, 2, dtype=torch.float32, device=q_TNH.device)
-    results = out_TNH, parts_RNSH, stats_RNS2, parts
+    results = out_TNV, parts_RNSV, stats_RNS2, parts, stats_RNS2 if sinks_N is None else sinks_N
     where = rows.starts_R1, rows.lengths_R, num_rows
     fixed = {
-        "DIM": dim,
-        "DIM_P": max(triton.next_power_of_2(dim), LEAST_DOT),
+        "VALUE": value_dim,
+        "VALUE_P": max(triton.next_power_of_2(value_dim), LEAST_DOT),
         "WINDOW": window or 0,
         "PROGRAMS": programs,
         "KEYS": shape.keys,
         "SPLIT": max((FIXED_SPLIT_KEYS if exact else SPLIT_KEYS) // shape.keys, 1),
+        "SINKS": sinks_N is not None,
         "EXACT": exact,
     }
     _attend[(tiles, kv_heads, programs)](
@@ -153,7 +174,15 @@ def paged_attention(
         *where,
         *(rows.table_RM, *rows.table_RM.stride()),
         *(q_TNH, q_TNH.stride(0), q_TNH.stride(1), *factors),
-        *(layer_P2KBH, *layer_P2KBH.stride()[:3]),
+        *(k_PKBH, v_PKBV, k_PKBH.stride(0)),
+        *(head_step, head_step if latent else v_PKBV.stride(1)),
+        DIM=first,
+        DIM_P=max(triton.next_power_of_2(first), LEAST_DOT),
+        REST=rest if latent else 0,
+        REST_P=max(triton.next_power_of_2(rest), LEAST_DOT) if latent else LEAST_DOT,
+        LATENT=latent,
+        K_SLOT=k_PKBH.stride(2),
+        V_SLOT=v_PKBV.stride(2),
         GROUP=group,
         BLOCK=block_size,
         CAPPED=soft_cap is not None,
@@ -166,6 +195,11 @@ def paged_attention(
     )
     if programs > 1:
         _join[(num_rows, heads)](*results, *where, enable_fp_fusion=not exact, **fixed)
+
+
+def latent_parts(heads: int) -> int:
+    """The number of equal parts, each for a program, of the query heads of a latent layer."""
+    return next(parts for parts in range(-(-heads // MOST_LATENT), heads + 1) if heads % parts == 0)
 
 
 @dataclass(frozen=True, slots=True)
@@ -191,7 +225,7 @@ def tile_shape(
     both. It is smaller than that of longer rows, because it holds the sums of a split beside those
     of all splits."""
     dim = triton.next_power_of_2(dim)
-    # With four warps, the sums of heads of 256 do not fit the registers.
+    # With four warps, the sums of heads of 256 do not fit the registers. Latent rows have 512.
     warps = 4 if dim <= 128 else 8
     least, key_bytes, stages = QUERIES, KEY_BYTES, STAGES
     if exact:
@@ -201,6 +235,8 @@ def tile_shape(
     if item_bytes == 4:  # no tensor cores: larger tiles overflow into memory
         least = LEAST_DOT
         key_bytes = KEY_BYTES if exact else ONE_TOKEN_KEY_BYTES
+    if dim > 256:
+        warps = 8
     keys = min(max(key_bytes // (dim * item_bytes), LEAST_DOT), MOST_KEYS)
     if one_token and not exact and tile.keys is not None:
         keys = tile.keys
@@ -254,6 +290,7 @@ def _attend_tiles(
     tile: tl.tensor,
     stop: tl.tensor,
     q_QD: tl.tensor,
+    rest_QF: tl.tensor,
     position_Q: tl.tensor,
     low: tl.tensor,
     end: tl.tensor,
@@ -261,14 +298,21 @@ def _attend_tiles(
     cap: tl.tensor,
     table_M: tl.tensor,
     table_block: tl.tensor,
-    head_PBH: tl.tensor,
+    k_PBH: tl.tensor,
+    v_PBV: tl.tensor,
     pool_block: tl.tensor,
-    pool_kv: tl.tensor,
     BLOCK: tl.constexpr,
+    K_SLOT: tl.constexpr,
+    V_SLOT: tl.constexpr,
     CAPPED: tl.constexpr,
     QUERIES: tl.constexpr,
     DIM: tl.constexpr,
     DIM_P: tl.constexpr,
+    VALUE: tl.constexpr,
+    VALUE_P: tl.constexpr,
+    REST: tl.constexpr,
+    REST_P: tl.constexpr,
+    LATENT: tl.constexpr,
     WINDOW: tl.constexpr,
     KEYS: tl.constexpr,
 ) -> tl.tensor:
@@ -277,8 +321,9 @@ def _attend_tiles(
     value, NaN too."""
     top_Q = tl.full([QUERIES], float("-inf"), tl.float32)
     sum_Q = tl.zeros([QUERIES], tl.float32)
-    acc_QD = tl.zeros([QUERIES, DIM_P], tl.float32)
+    acc_QE = tl.zeros([QUERIES, VALUE_P], tl.float32)
     dim_D = tl.arange(0, DIM_P)
+    value_E = tl.arange(0, VALUE_P)
     for place in range(tile, stop):
         key_J = place * KEYS + tl.arange(0, KEYS)
         known_J = key_J < end
@@ -286,18 +331,32 @@ def _attend_tiles(
             known_J &= key_J >= low
         block_J = tl.load(table_M + key_J // BLOCK * table_block, mask=known_J, other=0)
         # The pool has too many elements for 32-bit offsets.
-        place_J = block_J.to(tl.int64) * pool_block + key_J % BLOCK * DIM
+        place_J = block_J.to(tl.int64) * pool_block
+        key_place_J = place_J + key_J % BLOCK * K_SLOT
         k_DJ = tl.load(
-            head_PBH + place_J[None, :] + dim_D[:, None],
+            k_PBH + key_place_J[None, :] + dim_D[:, None],
             mask=known_J[None, :] & (dim_D < DIM)[:, None],
             other=0.0,
         )
-        v_JD = tl.load(
-            head_PBH + pool_kv + place_J[:, None] + dim_D[None, :],
-            mask=known_J[:, None] & (dim_D < DIM)[None, :],
-            other=0.0,
-        )
-        score_QJ = tl.dot(q_QD, k_DJ, input_precision="ieee") * scale
+        if LATENT:
+            v_JE = tl.trans(k_DJ)
+        else:
+            value_place_J = place_J + key_J % BLOCK * V_SLOT
+            v_JE = tl.load(
+                v_PBV + value_place_J[:, None] + value_E[None, :],
+                mask=known_J[:, None] & (value_E < VALUE)[None, :],
+                other=0.0,
+            )
+        score_QJ = tl.dot(q_QD, k_DJ, input_precision="ieee")
+        if LATENT:
+            rest_F = tl.arange(0, REST_P)
+            rest_FJ = tl.load(
+                k_PBH + VALUE + key_place_J[None, :] + rest_F[:, None],
+                mask=known_J[None, :] & (rest_F < REST)[:, None],
+                other=0.0,
+            )
+            score_QJ = tl.dot(rest_QF, rest_FJ, score_QJ, input_precision="ieee")
+        score_QJ = score_QJ * scale
         if CAPPED:
             # tanh; exp of a number <= 0 cannot overflow.
             shrunk_QJ = tl.exp(-2.0 * tl.abs(score_QJ))
@@ -313,10 +372,10 @@ def _attend_tiles(
         weight_QJ = tl.exp2(score_QJ - base_Q[:, None])
         decay_Q = tl.exp2(top_Q - base_Q)
         sum_Q = sum_Q * decay_Q + tl.sum(weight_QJ, 1)
-        acc_QD = acc_QD * decay_Q[:, None]
-        acc_QD = tl.dot(weight_QJ.to(v_JD.dtype), v_JD, acc_QD, input_precision="ieee")
+        acc_QE = acc_QE * decay_Q[:, None]
+        acc_QE = tl.dot(weight_QJ.to(v_JE.dtype), v_JE, acc_QE, input_precision="ieee")
         top_Q = new_top_Q
-    return top_Q, sum_Q, acc_QD
+    return top_Q, sum_Q, acc_QE
 
 
 @triton.jit
@@ -329,30 +388,31 @@ def _factors(top: tl.tensor, part_top: tl.tensor) -> tl.tensor:
 
 @triton.jit
 def _store_part(
-    parts_RNSH: tl.tensor,
+    parts_RNSV: tl.tensor,
     stats_RNS2: tl.tensor,
     where_Q: tl.tensor,
-    live_QD: tl.tensor,
+    live_QE: tl.tensor,
     top_Q: tl.tensor,
     sum_Q: tl.tensor,
-    acc_QD: tl.tensor,
+    acc_QE: tl.tensor,
     GROUP: tl.constexpr,
-    DIM: tl.constexpr,
+    VALUE: tl.constexpr,
 ) -> None:
     """Store the part of a one-token row, whose GROUP heads are the first lanes."""
-    dim_D = tl.arange(0, acc_QD.shape[1])
-    head_Q = tl.arange(0, acc_QD.shape[0]) < GROUP
-    tl.store(parts_RNSH + where_Q[:, None] * DIM + dim_D[None, :], acc_QD, mask=live_QD)
+    value_E = tl.arange(0, acc_QE.shape[1])
+    head_Q = tl.arange(0, acc_QE.shape[0]) < GROUP
+    tl.store(parts_RNSV + where_Q[:, None] * VALUE + value_E[None, :], acc_QE, mask=live_QE)
     tl.store(stats_RNS2 + where_Q * 2, top_Q, mask=head_Q)
     tl.store(stats_RNS2 + where_Q * 2 + 1, sum_Q, mask=head_Q)
 
 
 @triton.jit(do_not_specialize=["parts", "num_rows", "table_row", "table_block"])
 def _attend(
-    out_TNH: tl.tensor,
-    parts_RNSH: tl.tensor,
+    out_TNV: tl.tensor,
+    parts_RNSV: tl.tensor,
     stats_RNS2: tl.tensor,
     parts: tl.tensor,
+    sinks_N: tl.tensor,
     starts_R1: tl.tensor,
     lengths_R: tl.tensor,
     num_rows: tl.tensor,
@@ -364,21 +424,30 @@ def _attend(
     q_head: tl.tensor,
     scale: tl.tensor,
     cap: tl.tensor,
-    pool_P2KBH: tl.tensor,
+    k_PKBH: tl.tensor,
+    v_PKBV: tl.tensor,
     pool_block: tl.tensor,
-    pool_kv: tl.tensor,
-    pool_head: tl.tensor,
+    k_row: tl.tensor,
+    v_row: tl.tensor,
     GROUP: tl.constexpr,
     BLOCK: tl.constexpr,
+    K_SLOT: tl.constexpr,
+    V_SLOT: tl.constexpr,
     CAPPED: tl.constexpr,
     ONE_TOKEN: tl.constexpr,
     QUERIES: tl.constexpr,
     DIM: tl.constexpr,
     DIM_P: tl.constexpr,
+    VALUE: tl.constexpr,
+    VALUE_P: tl.constexpr,
+    REST: tl.constexpr,
+    REST_P: tl.constexpr,
+    LATENT: tl.constexpr,
     WINDOW: tl.constexpr,
     PROGRAMS: tl.constexpr,
     KEYS: tl.constexpr,
     SPLIT: tl.constexpr,
+    SINKS: tl.constexpr,
     EXACT: tl.constexpr,
 ) -> None:
     index = tl.program_id(0)
@@ -407,66 +476,83 @@ def _attend(
     token_Q = first + lane_Q // GROUP
     head_Q = kv_head * GROUP + lane_Q % GROUP
     dim_D = tl.arange(0, DIM_P)
-    live_QD = ((token_Q < count) & (lane_Q < TOKENS * GROUP))[:, None] & (dim_D < DIM)[None, :]
+    value_E = tl.arange(0, VALUE_P)
+    live_Q = (token_Q < count) & (lane_Q < TOKENS * GROUP)
+    live_QD = live_Q[:, None] & (dim_D < DIM)[None, :]
+    live_QE = live_Q[:, None] & (value_E < VALUE)[None, :]
     # Tensors of a step may have too many elements for 32-bit offsets, too.
     row, at_Q = row.to(tl.int64), (begin + token_Q).to(tl.int64)
     q_ptrs = q_TNH + at_Q * q_token + head_Q * q_head
     q_QD = tl.load(q_ptrs[:, None] + dim_D[None, :], mask=live_QD, other=0.0)
+    rest_QF = q_QD
+    if LATENT:
+        rest_F = tl.arange(0, REST_P)
+        live_QF = live_Q[:, None] & (rest_F < REST)[None, :]
+        rest_QF = tl.load(q_ptrs[:, None] + VALUE + rest_F[None, :], mask=live_QF, other=0.0)
     heads = tl.num_programs(1) * GROUP
     part_Q = (row * heads + head_Q) * parts
     position_Q = past + token_Q
     low = past + first - WINDOW + 1
     table_M = table_RM + row * table_row
-    head_PBH = pool_P2KBH + kv_head * pool_head
+    k_PBH, v_PBV = k_PKBH + kv_head * k_row, v_PKBV + kv_head * v_row
 
-    keys = q_QD, position_Q, low, end, scale, cap
-    pages = table_M, table_block, head_PBH, pool_block, pool_kv
-    to = parts_RNSH, stats_RNS2
+    keys = q_QD, rest_QF, position_Q, low, end, scale, cap
+    pages = table_M, table_block, k_PBH, v_PBV, pool_block
+    to = parts_RNSV, stats_RNS2
     if EXACT:
         top_Q = tl.full([QUERIES], float("-inf"), tl.float32)
         sum_Q = tl.zeros([QUERIES], tl.float32)
-        acc_QD = tl.zeros([QUERIES, DIM_P], tl.float32)
+        acc_QE = tl.zeros([QUERIES, VALUE_P], tl.float32)
         for at in range(tile, stop, SPLIT):
             last = tl.minimum(at + SPLIT, stop)
-            part_top_Q, part_sum_Q, part_acc_QD = _attend_tiles(
-                at, last, *keys, *pages, BLOCK, CAPPED, QUERIES, DIM, DIM_P, WINDOW, KEYS
+            part_top_Q, part_sum_Q, part_acc_QE = _attend_tiles(
+                *(at, last, *keys, *pages, BLOCK, K_SLOT, V_SLOT, CAPPED),
+                *(QUERIES, DIM, DIM_P, VALUE, VALUE_P, REST, REST_P, LATENT, WINDOW, KEYS),
             )
             if divided:
                 where_Q = part_Q + at // SPLIT
-                _store_part(*to, where_Q, live_QD, part_top_Q, part_sum_Q, part_acc_QD, GROUP, DIM)
+                part = part_top_Q, part_sum_Q, part_acc_QE
+                _store_part(*to, where_Q, live_QE, *part, GROUP, VALUE)
             top_Q, decay_Q, weight_Q = _factors(top_Q, part_top_Q)
             sum_Q = sum_Q * decay_Q + part_sum_Q * weight_Q
-            acc_QD = acc_QD * decay_Q[:, None] + part_acc_QD * weight_Q[:, None]
+            acc_QE = acc_QE * decay_Q[:, None] + part_acc_QE * weight_Q[:, None]
     else:
-        top_Q, sum_Q, acc_QD = _attend_tiles(
-            tile, stop, *keys, *pages, BLOCK, CAPPED, QUERIES, DIM, DIM_P, WINDOW, KEYS
+        top_Q, sum_Q, acc_QE = _attend_tiles(
+            *(tile, stop, *keys, *pages, BLOCK, K_SLOT, V_SLOT, CAPPED),
+            *(QUERIES, DIM, DIM_P, VALUE, VALUE_P, REST, REST_P, LATENT, WINDOW, KEYS),
         )
         if divided:
-            _store_part(*to, part_Q + program, live_QD, top_Q, sum_Q, acc_QD, GROUP, DIM)
+            _store_part(*to, part_Q + program, live_QE, top_Q, sum_Q, acc_QE, GROUP, VALUE)
     if divided:
         return
+    if SINKS:
+        top_Q, decay_Q, weight_Q = _factors(top_Q, tl.load(sinks_N + head_Q) * LOG2_E)
+        sum_Q = sum_Q * decay_Q + weight_Q
+        acc_QE = acc_QE * decay_Q[:, None]
     # Lanes without a query may have a sum of 0.
-    result_QD = acc_QD / tl.where(sum_Q == 0.0, 1.0, sum_Q)[:, None]
-    out_Q = (at_Q * heads + head_Q) * DIM
-    value_QD = result_QD.to(out_TNH.dtype.element_ty)
-    tl.store(out_TNH + out_Q[:, None] + dim_D[None, :], value_QD, mask=live_QD)
+    result_QE = acc_QE / tl.where(sum_Q == 0.0, 1.0, sum_Q)[:, None]
+    out_Q = (at_Q * heads + head_Q) * VALUE
+    result_QE = result_QE.to(out_TNV.dtype.element_ty)
+    tl.store(out_TNV + out_Q[:, None] + value_E[None, :], result_QE, mask=live_QE)
 
 
 @triton.jit(do_not_specialize=["parts", "num_rows"])
 def _join(
-    out_TNH: tl.tensor,
-    parts_RNSH: tl.tensor,
+    out_TNV: tl.tensor,
+    parts_RNSV: tl.tensor,
     stats_RNS2: tl.tensor,
     parts: tl.tensor,
+    sinks_N: tl.tensor,
     starts_R1: tl.tensor,
     lengths_R: tl.tensor,
     num_rows: tl.tensor,
-    DIM: tl.constexpr,
-    DIM_P: tl.constexpr,
+    VALUE: tl.constexpr,
+    VALUE_P: tl.constexpr,
     WINDOW: tl.constexpr,
     PROGRAMS: tl.constexpr,
     KEYS: tl.constexpr,
     SPLIT: tl.constexpr,
+    SINKS: tl.constexpr,
     EXACT: tl.constexpr,
 ) -> None:
     """Join the parts of a one-token row whose keys were divided. _attend wrote the outputs of all
@@ -479,20 +565,20 @@ def _join(
     if (tl.load(starts_R1 + row + 1) - begin != 1) | (stop - tile <= share):
         return
 
-    dim_D = tl.arange(0, DIM_P)
+    value_E = tl.arange(0, VALUE_P)
     part = (row.to(tl.int64) * tl.num_programs(1) + head) * parts
     if EXACT:
         # In the order and by the formula of _attend, which adds the splits of all other rows.
         top, total = float("-inf"), 0.0
-        acc_D = tl.zeros([DIM_P], tl.float32)
+        acc_E = tl.zeros([VALUE_P], tl.float32)
         for split in tl.range(tile // SPLIT, tl.cdiv(stop, SPLIT), num_stages=JOIN_STAGES):
             part_top = tl.load(stats_RNS2 + (part + split) * 2)
             part_total = tl.load(stats_RNS2 + (part + split) * 2 + 1)
-            part_at = parts_RNSH + (part + split) * DIM + dim_D
-            part_acc_D = tl.load(part_at, mask=dim_D < DIM, other=0.0)
+            part_at = parts_RNSV + (part + split) * VALUE + value_E
+            part_acc_E = tl.load(part_at, mask=value_E < VALUE, other=0.0)
             top, decay, weight = _factors(top, part_top)
             total = total * decay + part_total * weight
-            acc_D = acc_D * decay + part_acc_D * weight
+            acc_E = acc_E * decay + part_acc_E * weight
     else:
         program_S = tl.arange(0, PROGRAMS)
         # Programs without keys have written nothing.
@@ -500,13 +586,18 @@ def _join(
         part_S = part + program_S
         top_S = tl.load(stats_RNS2 + part_S * 2, mask=used_S, other=float("-inf"))
         sum_S = tl.load(stats_RNS2 + part_S * 2 + 1, mask=used_S, other=0.0)
-        weight_S = tl.exp2(top_S - tl.max(top_S, 0))
-        parts_SD = tl.load(
-            parts_RNSH + part_S[:, None] * DIM + dim_D[None, :],
-            mask=used_S[:, None] & (dim_D < DIM)[None, :],
+        top = tl.max(top_S, 0)
+        weight_S = tl.exp2(top_S - top)
+        parts_SE = tl.load(
+            parts_RNSV + part_S[:, None] * VALUE + value_E[None, :],
+            mask=used_S[:, None] & (value_E < VALUE)[None, :],
             other=0.0,
         )
         total = tl.sum(weight_S * sum_S, 0)
-        acc_D = tl.sum(parts_SD * weight_S[:, None], 0)
-    out_D = (begin.to(tl.int64) * tl.num_programs(1) + head) * DIM + dim_D
-    tl.store(out_TNH + out_D, (acc_D / total).to(out_TNH.dtype.element_ty), mask=dim_D < DIM)
+        acc_E = tl.sum(parts_SE * weight_S[:, None], 0)
+    if SINKS:
+        top, decay, weight = _factors(top, tl.load(sinks_N + head) * LOG2_E)
+        total = total * decay + weight
+        acc_E = acc_E * decay
+    out_E = (begin.to(tl.int64) * tl.num_programs(1) + head) * VALUE + value_E
+    tl.store(out_TNV + out_E, (acc_E / total).to(out_TNV.dtype.element_ty), mask=value_E < VALUE)

@@ -1,10 +1,10 @@
 """Store a step's K and V in the pool. Torch twin: `TorchStep._store`.
 
 In: rotated k, and v, and each token's slot. Out: the written pool. Used when no other kernel has
-stored K and V (see `triton_rope_store`).
+stored K and V (see `triton_rope_store`). A latent layer has no v: k is its whole row.
 
-Shapes: T tokens, K kv heads, H head_dim (D: the next power of two), B block size, P blocks,
-L layers.
+Shapes: T tokens, K kv heads, H head_dim, V numbers of a head of v (D: the next power of two of
+either), B block size, P blocks.
 """
 
 from __future__ import annotations
@@ -16,18 +16,22 @@ import triton.language as tl
 from baton_engine.attention.interface import KVSlots
 
 
-def store_kv(slots: KVSlots, k_TKH: torch.Tensor, v_TKH: torch.Tensor) -> None:
+def store_kv(slots: KVSlots, k_TKH: torch.Tensor, v_TKV: torch.Tensor | None) -> None:
     """Store K and V of one layer. The last dimension of k and v must be contiguous; other strides
     are free."""
     tokens, kv_heads, dim = k_TKH.shape
-    layer_P2KBH = slots.pool[:, slots.layer]
+    k_PKBH, v_PKBV = slots.k_PKBH, slots.v_PKBV
+    value_dim = 0 if v_TKV is None else v_TKV.shape[2]
+    other = k_TKH if v_TKV is None else v_TKV
     _store_kv[(tokens, kv_heads)](
         *(slots.slots_T, k_TKH, k_TKH.stride(0), k_TKH.stride(1)),
-        *(v_TKH, v_TKH.stride(0), v_TKH.stride(1)),
-        *(layer_P2KBH, *layer_P2KBH.stride()[:3]),
-        BLOCK=layer_P2KBH.shape[3],
+        *(other, other.stride(0), other.stride(1)),
+        *(k_PKBH, *k_PKBH.stride()[:2], v_PKBV, *v_PKBV.stride()[:2]),
+        BLOCK=k_PKBH.shape[2],
         DIM=dim,
         DIM_P=triton.next_power_of_2(dim),
+        VALUE=value_dim,
+        VALUE_P=triton.next_power_of_2(max(value_dim, 1)),
         num_warps=1,
     )
 
@@ -38,16 +42,20 @@ def _store_kv(
     k_TKH: tl.tensor,
     k_token: tl.tensor,
     k_head: tl.tensor,
-    v_TKH: tl.tensor,
+    v_TKV: tl.tensor,
     v_token: tl.tensor,
     v_head: tl.tensor,
-    pool_P2KBH: tl.tensor,
-    pool_block: tl.tensor,
-    pool_kv: tl.tensor,
-    pool_head: tl.tensor,
+    k_PKBH: tl.tensor,
+    k_block: tl.tensor,
+    k_row: tl.tensor,
+    v_PKBV: tl.tensor,
+    v_block: tl.tensor,
+    v_row: tl.tensor,
     BLOCK: tl.constexpr,
     DIM: tl.constexpr,
     DIM_P: tl.constexpr,
+    VALUE: tl.constexpr,
+    VALUE_P: tl.constexpr,
 ) -> None:
     token = tl.program_id(0).to(tl.int64)
     head = tl.program_id(1)
@@ -57,7 +65,11 @@ def _store_kv(
     dim_D = tl.arange(0, DIM_P)
     live_D = dim_D < DIM
     k_D = tl.load(k_TKH + token * k_token + head * k_head + dim_D, mask=live_D)
-    v_D = tl.load(v_TKH + token * v_token + head * v_head + dim_D, mask=live_D)
-    place = pool_P2KBH + slot // BLOCK * pool_block + head * pool_head + slot % BLOCK * DIM
-    tl.store(place + dim_D, k_D, mask=live_D)
-    tl.store(place + pool_kv + dim_D, v_D, mask=live_D)
+    place = slot // BLOCK * k_block + head * k_row + slot % BLOCK * DIM
+    tl.store(k_PKBH + place + dim_D, k_D, mask=live_D)
+    if VALUE > 0:
+        value_D = tl.arange(0, VALUE_P)
+        live_value_D = value_D < VALUE
+        v_D = tl.load(v_TKV + token * v_token + head * v_head + value_D, mask=live_value_D)
+        place = slot // BLOCK * v_block + head * v_row + slot % BLOCK * VALUE
+        tl.store(v_PKBV + place + value_D, v_D, mask=live_value_D)

@@ -53,6 +53,20 @@ class ConfigFields:
             raise ModelError(f"config.json: {key} is {value!r}; expected a list of numbers")
         return tuple(_positive(key, item) for item in value)
 
+    def integers(self, key: str, *, least: int = 1) -> tuple[int, ...]:
+        """() if the key is missing."""
+        value = self._values.get(key)
+        value = [] if value is None else value
+        if not isinstance(value, list):
+            raise ModelError(f"config.json: {key} is {value!r}; expected a list of integers")
+        return tuple(ConfigFields({key: item}).integer(key, least=least) for item in value)
+
+    def flag(self, key: str, default: bool) -> bool:
+        value = self._get(key, default)
+        if not isinstance(value, bool):
+            raise ModelError(f"config.json: {key} is {value!r}; expected true or false")
+        return value
+
     def _get(self, key: str, default: float | None) -> Any:
         value = self._values.get(key)
         value = default if value is None else value

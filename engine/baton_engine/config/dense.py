@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from baton_engine.config.config_json import ConfigFields, checkpoint_dtype, eos_ids, unread
+from baton_engine.config.experts import ExpertsConfig
 from baton_engine.config.model_config import Activation, ModelConfig, RopeConfig
 from baton_engine.config.rope import read_rope
 from baton_engine.config.windows import Windows
@@ -43,16 +44,24 @@ READ_KEYS = frozenset(
 # The same for keys inside rope_scaling and rope_parameters.
 READ_ROPE_KEYS = frozenset(
     {
+        "attention_factor",
+        "beta_fast",
+        "beta_slow",
         "factor",
         "high_freq_factor",
         "low_freq_factor",
+        "mscale",
+        "mscale_all_dim",
         "original_max_position_embeddings",
         "partial_rotary_factor",
         "rope_theta",
         "rope_type",
+        "truncate",
         "type",
     }
 )
+# The spellings of the number of experts.
+EXPERT_COUNTS = ("num_experts", "num_local_experts", "n_routed_experts")
 # The spellings of each activation. A gelu without "tanh" is another function.
 ACTIVATIONS: Mapping[str, Activation] = {
     "silu": "silu",
@@ -68,8 +77,8 @@ class Dense:
     may have windows, and the defaults of the family's config class.
 
     `activation_key` is the key that names the activation, and `activation` the only one supported.
-    `rope` reads the rope settings. A family that reads more keys names them in `more_keys` and
-    `more_rope_keys`.
+    `rope` reads the rope settings, and `experts` those of a mixture of experts. A family that reads
+    more keys names them in `more_keys` and `more_rope_keys`.
     """
 
     qkv_bias: bool | None = None
@@ -83,6 +92,7 @@ class Dense:
     activation_key: str = "hidden_act"
     activation: Activation = "silu"
     rope: Callable[[Mapping[str, Any]], RopeConfig] = read_rope
+    experts: Callable[[Mapping[str, Any]], ExpertsConfig] | None = None
     more_keys: frozenset[str] = frozenset()
     more_rope_keys: frozenset[str] = frozenset()
 
@@ -124,6 +134,7 @@ class Dense:
             dtype=checkpoint_dtype(values),
             windows=self.windows.read(values),
             activation=self.activation,
+            experts=None if self.experts is None else self.experts(values),
             unread=unread(values, self.keys, self.rope_keys),
         )
 
@@ -136,6 +147,9 @@ class Dense:
         if values.get("quantization_config"):
             method = values["quantization_config"].get("quant_method", "unknown")
             raise UnsupportedModel(f"quantization_config {method!r} is not supported")
-        for key in ("num_experts", "num_local_experts", "n_routed_experts"):
+        for key in EXPERT_COUNTS if self.experts is None else ():
             if values.get(key):
-                raise UnsupportedModel(f"{key} {values[key]}: mixture of experts is not supported")
+                raise UnsupportedModel(
+                    f"{key} {values[key]} is not supported for this architecture, which has no "
+                    "experts"
+                )

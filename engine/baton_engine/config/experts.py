@@ -23,7 +23,10 @@ class ExpertsConfig:
 
     `shared_size` is the inner size of the MLP that computes every token beside the chosen experts,
     0 if there is none; with `shared_gate`, its output is multiplied by a sigmoid of a product of
-    its input.
+    its input. With `float32_router`, the router's weight and product are float32 in any dtype.
+
+    With `bias`, the products of the router and of the experts have one. With `swiglu_limit`, an
+    expert has gpt-oss' gate (see layers.experts.ClampedSwiGLU), of which `swiglu_alpha` is part.
     """
 
     num_experts: int
@@ -39,3 +42,7 @@ class ExpertsConfig:
     group_score: Literal["max", "two_best"] = "max"
     shared_size: int = 0
     shared_gate: bool = False
+    float32_router: bool = False
+    bias: bool = False
+    swiglu_limit: float | None = None
+    swiglu_alpha: float = 1.0

@@ -16,18 +16,27 @@ from pathlib import Path
 from typing import Any
 
 from baton_engine.config.config_json import read_json
+from baton_engine.config.layer_counts import DECODER, LayerCounts
 from baton_engine.config.model_config import ModelConfig
 from baton_engine.errors import ModelError, UnsupportedModel
 
 GROUP = "baton.model_families"
 # Architecture -> the place of its Family.
 BUILT_IN: Mapping[str, str] = {
+    "DeepseekV2ForCausalLM": "baton_engine.models.deepseek.config:V2_FAMILY",
+    "DeepseekV3ForCausalLM": "baton_engine.models.deepseek.config:V3_FAMILY",
     "Gemma2ForCausalLM": "baton_engine.models.gemma2.config:FAMILY",
+    "Glm4MoeForCausalLM": "baton_engine.models.glm4_moe.config:FAMILY",
+    "GptOssForCausalLM": "baton_engine.models.gpt_oss.config:FAMILY",
     "LlamaForCausalLM": "baton_engine.models.llama:FAMILY",
     "MistralForCausalLM": "baton_engine.models.mistral:FAMILY",
+    "MixtralForCausalLM": "baton_engine.models.mixtral.config:FAMILY",
+    "OlmoeForCausalLM": "baton_engine.models.olmoe.config:FAMILY",
     "Phi3ForCausalLM": "baton_engine.models.phi3.config:FAMILY",
     "Qwen2ForCausalLM": "baton_engine.models.qwen2:FAMILY",
-    "Qwen3ForCausalLM": "baton_engine.models.qwen3.config:FAMILY",
+    "Qwen2MoeForCausalLM": "baton_engine.models.qwen2_moe:FAMILY",
+    "Qwen3ForCausalLM": "baton_engine.models.qwen3:FAMILY",
+    "Qwen3MoeForCausalLM": "baton_engine.models.qwen3_moe:FAMILY",
 }
 
 Json = Mapping[str, Any]
@@ -38,12 +47,14 @@ class Family:
     """`read` makes a ModelConfig from config.json and generation_config.json. It raises ModelError
     or UnsupportedModel. `model` is the place of the model class, "module:class", which is imported
     when a model is built. `examples` and `windows` describe the family in the documentation: some
-    well-known models, and which layers have sliding windows."""
+    well-known models, and which layers have sliding windows. `counts` counts the weights of its
+    layers and what a step holds in them, for the memory estimate."""
 
     read: Callable[[Json, Json], ModelConfig]
     model: str
     examples: str
     windows: str
+    counts: LayerCounts = DECODER
 
     def model_class(self) -> Any:
         """Import the model class, and torch with it. Raises ModelError."""

@@ -12,6 +12,8 @@ from dataclasses import asdict, dataclass, replace
 from typing import Literal
 
 from baton_engine.config.experts import ExpertsConfig
+from baton_engine.config.latent import LatentConfig
+from baton_protocol.layout import LATENT, KVField, keys_and_values
 
 Activation = Literal["silu", "gelu_tanh"]
 
@@ -22,6 +24,7 @@ NO_KV_FIELDS = frozenset(
         # The checkpoint's stated dtype. The fingerprint already has each tensor's own dtype and, in
         # the KV layout, the dtype that this node computes in.
         "dtype",
+        "unused_tensors",  # never loaded
     }
 )
 
@@ -30,9 +33,13 @@ NO_KV_FIELDS = frozenset(
 class RopeConfig:
     """Rotary embedding settings. `partial` is the part of each head that is rotated.
 
-    `factor` is used by the types linear and llama3, and the next three fields by llama3 only. The
-    type longrope divides each frequency by its long or short factor, and multiplies cos and sin by
-    `attention_factor`. `long` says which factors; see ModelConfig.limited_to.
+    `factor` is used by the types linear, llama3 and yarn, `original_max_positions` by the last two,
+    and the factors of low and high frequencies by llama3 only. yarn divides by `factor` the
+    frequencies that turn less than `beta_slow` times in `original_max_positions`, keeps those that
+    turn more than `beta_fast` times, and interpolates between them, with bounds at whole
+    frequencies if `truncate`. The type longrope divides each frequency by its long or short factor;
+    `long` says which factors, see ModelConfig.limited_to. Both multiply cos and sin by
+    `attention_factor`.
     """
 
     type: str
@@ -41,6 +48,9 @@ class RopeConfig:
     low_freq_factor: float = 1.0
     high_freq_factor: float = 1.0
     original_max_positions: int = 0
+    beta_fast: float = 32.0
+    beta_slow: float = 1.0
+    truncate: bool = True
     partial: float = 1.0
     long: bool = False
     short_factors: tuple[float, ...] = ()
@@ -55,7 +65,13 @@ class RopeConfig:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AttentionSpec:
     """Attention of one layer. A score is q k^T * scale; with a `soft_cap` c it becomes
-    c tanh(score / c). For `window`, see ModelConfig.windows."""
+    c tanh(score / c). For `window`, see ModelConfig.windows.
+
+    Heads of q and k have `head_dim` numbers, and those of v `value_dim`, by default as many. With
+    `latent`, the cache has one row per token and head: it is k, and its first numbers are v. With
+    `sinks`, each query head has a learned score that takes part in the softmax as that of a key
+    would, and has no value.
+    """
 
     num_heads: int
     num_kv_heads: int
@@ -63,6 +79,13 @@ class AttentionSpec:
     scale: float
     window: int | None = None
     soft_cap: float | None = None
+    sinks: bool = False
+    value_dim: int = 0
+    latent: bool = False
+
+    def __post_init__(self) -> None:
+        if not self.value_dim:
+            object.__setattr__(self, "value_dim", self.head_dim)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -71,6 +94,9 @@ class ModelConfig:
 
     `windows` has one entry per layer, or is empty if no layer has a window; None means no window.
     Key j is visible to the query at position i if j <= i and, in a layer with window w, j > i - w.
+
+    Tensors of the checkpoint whose names begin with one of `unused_tensors` are not loaded, such as
+    those of layers that only draft tokens.
     """
 
     architecture: str
@@ -96,9 +122,13 @@ class ModelConfig:
     norms_after: bool = False  # the outputs of attention and MLP are normalised, too
     attention_scale: float | None = None  # None: 1 / sqrt(head_dim)
     attention_soft_cap: float | None = None
+    attention_sinks: bool = False
     logits_soft_cap: float | None = None
     embed_scale: float = 1.0  # embeddings are multiplied by it
     experts: ExpertsConfig | None = None
+    latent: LatentConfig | None = None  # num_kv_heads and head_dim are then those of latent rows
+    clip_qkv: float | None = None  # q, k and v are at most this and at least minus this
+    unused_tensors: tuple[str, ...] = ()
     # Keys of config.json that the family does not read, and their values as canonical JSON.
     unread: tuple[tuple[str, str], ...] = ()
 
@@ -115,9 +145,23 @@ class ModelConfig:
                 scale=self.head_dim**-0.5 if scale is None else scale,
                 window=window,
                 soft_cap=self.attention_soft_cap,
+                sinks=self.attention_sinks,
+                value_dim=0 if self.latent is None else self.latent.rank,
+                latent=self.latent is not None,
             )
             for window in windows
         )
+
+    @property
+    def rope_dim(self) -> int:
+        """Numbers of a head of which rope rotates all or a part (see RopeConfig)."""
+        return self.head_dim if self.latent is None else self.latent.rope_dim
+
+    def kv_fields(self, dtype: str) -> tuple[KVField, ...]:
+        """What each layer keeps of a token, if it is kept in this dtype."""
+        if self.latent is not None:
+            return (KVField(LATENT, 1, self.latent.row, dtype),)
+        return keys_and_values(self.num_kv_heads, self.head_dim, dtype)
 
     def limited_to(self, max_model_len: int | None) -> ModelConfig:
         """The config of an engine whose sequences have at most this number of tokens; None means

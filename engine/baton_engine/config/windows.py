@@ -21,9 +21,13 @@ class Windows:
     "none": no layer. "all": every layer. "switched": if `use_sliding_window` is true, the layers in
     `layer_types` or, without that, the layers from `max_window_layers` on. "alternating": the
     layers in `layer_types` or, without that, every other layer, beginning with the first.
+    "switched_all" and "switched_alternating": the same as these, if `use_sliding_window` is true;
+    the latter only for layers before `max_window_layers`.
     """
 
-    kind: Literal["none", "all", "switched", "alternating"] = "none"
+    kind: Literal[
+        "none", "all", "switched", "alternating", "switched_all", "switched_alternating"
+    ] = "none"
     default: int | None = None
 
     def read(self, values: Mapping[str, Any]) -> tuple[int | None, ...]:
@@ -40,7 +44,7 @@ class Windows:
             )
         window = self._window(values)
         implied = self._implied_kinds(values, layers, bool(window))
-        chosen = self.kind in ("switched", "alternating") and window
+        chosen = self.kind not in ("none", "all", "switched_all") and window
         if kinds is not None and kinds != implied and not chosen:
             raise UnsupportedModel(
                 f"layer_types {sorted(set(kinds))} do not fit sliding_window "
@@ -67,11 +71,13 @@ class Windows:
         """The default of `layer_types`."""
         if not windowed or self.kind == "none":
             return [FULL] * layers
-        if self.kind == "all":
+        if self.kind in ("all", "switched_all"):
             return [SLIDING] * layers
         if self.kind == "alternating":
             return [FULL if layer % 2 else SLIDING for layer in range(layers)]
         first = ConfigFields(values).integer(
             "max_window_layers", DEFAULT_MAX_WINDOW_LAYERS, least=0
         )
+        if self.kind == "switched_alternating":
+            return [FULL if layer % 2 or layer >= first else SLIDING for layer in range(layers)]
         return [SLIDING if layer >= first else FULL for layer in range(layers)]

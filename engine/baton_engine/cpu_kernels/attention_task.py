@@ -8,19 +8,23 @@ import numpy as np
 
 from baton_engine.cpu_kernels.openmp import COUNTER
 
-# The argument of a kernel. The addresses are of arrays: `pages` int32 [X, P], `rows` int32 [X, M]
-# (which of the Q rows), `seen` int32 [X, 2] (begin, end), `scores` float32 [Q, L], `sums` float32
-# [Q, H], `queries` and `output` [Q, H] in the dtype of the pool. Page p of K is at `keys`
-# + p * `page_bytes`, that of V at `values` + p * `page_bytes`. Key 0 of a matrix has its scores in
-# column `column`. `next` is the matrix that the next free thread takes. The orders are those of
-# bfloat16 products; those of float32 add one by one. With `rounded`, bfloat16 products are rounded
-# to bfloat16 twice (see cpu_bf16.wide_scores).
+# The argument of a kernel. The addresses are of arrays: `blocks` int32 [X, P], `heads` int32 [X],
+# `rows` int32 [X, M] (which of the Q rows), `seen` int32 [X, 2] (begin, end), `scores` float32
+# [Q, L], `sinks` float32 [Q] (0 if rows have no sink), `sums` float32 [Q, V], `queries` [Q, H] and
+# `output` [Q, V] in the dtype of the pool, with H = `dim` and V = `value_dim`. K is at `keys`, V at
+# `values`; the other numbers of both are bytes from one block, kv head and slot to the next. Key 0
+# of a matrix has its scores in column `column`. `next` is the matrix that the next free thread
+# takes. The orders are those of bfloat16 products; those of float32 add one by one. With `rounded`,
+# bfloat16 products are rounded to bfloat16 twice (see cpu_bf16.wide_scores).
 TASK = np.dtype(
     [
         COUNTER,
-        *((name, np.int64) for name in ("matrices", "height", "width", "block", "dim")),
-        *((name, np.int64) for name in ("pages", "rows", "seen", "keys", "values", "page_bytes")),
-        *((name, np.int64) for name in ("queries", "scores", "sums", "output")),
+        *((name, np.int64) for name in ("matrices", "height", "width", "block")),
+        *((name, np.int64) for name in ("dim", "value_dim", "blocks", "heads", "rows", "seen")),
+        *((name, np.int64) for name in ("keys", "values")),
+        *((f"key_{unit}_bytes", np.int64) for unit in ("block", "head", "slot")),
+        *((f"value_{unit}_bytes", np.int64) for unit in ("block", "head", "slot")),
+        *((name, np.int64) for name in ("queries", "scores", "sinks", "sums", "output")),
         *((name, np.int64) for name in ("row_scores", "column", "split", "parts")),
         *((name, np.int64) for name in ("scores_order", "sums_order", "rounded")),
         ("scale", np.float32),
@@ -41,7 +45,7 @@ class Part(enum.IntFlag):
     """What a kernel computes of each matrix, in this order."""
 
     SCORES = 1  # -inf for keys that a row does not see
-    SOFTMAX = 2  # replaces all scores of the rows by weights
+    SOFTMAX = 2  # replaces all scores of the rows by weights; a sink is a score without a weight
     NO_SUMS = 4  # sets `sums` to 0
     SUMS = 8  # adds V times weight to `sums`, one split after the other
     OUTPUT = 16  # writes `sums` to `output`

@@ -10,8 +10,10 @@ given as an Order, so that a query of one row gets the bits of the same query in
 A task has X matrices of M rows: for example, the G query heads of each row and kv head. Matrix x
 has a list of pages, and its rows see its keys [begin, end). Threads take the matrices in turn.
 
-Shapes: X matrices, M rows of a matrix, P pages of a matrix, B block size, H head_dim, L scores of a
-row, Q all rows.
+A page is one block of one kv head.
+
+Shapes: X matrices, M rows of a matrix, P pages of a matrix, B block size, H head_dim, V numbers of
+a head of v, L scores of a row, Q all rows.
 """
 
 from __future__ import annotations
@@ -25,7 +27,7 @@ from baton_engine.cpu_kernels import vectors
 from baton_engine.cpu_kernels.attention_task import Order, Part
 from baton_engine.cpu_kernels.numbers import number_at, store_numbers
 from baton_engine.cpu_kernels.openmp import inlined
-from baton_engine.cpu_kernels.softmax import softmax_in_place
+from baton_engine.cpu_kernels.softmax import HIDDEN, softmax_in_place
 from baton_engine.cpu_kernels.vectors import (
     add,
     broadcast,
@@ -62,7 +64,6 @@ TILE = 32
 _PAIRS, _TILES = int(Order.PAIRS), int(Order.TILES)
 _SCORES, _SOFTMAX, _NO_SUMS = int(Part.SCORES), int(Part.SOFTMAX), int(Part.NO_SUMS)
 _SUMS, _OUTPUT = int(Part.SUMS), int(Part.OUTPUT)
-_HIDDEN = np.float32(-np.inf)
 _ONE = np.float32(1.0)
 
 
@@ -101,7 +102,8 @@ def _compute(pointer: Any, bf16: bool) -> None:
         if task.parts & _SOFTMAX:
             for index in range(task.height):
                 row = load_index(task.rows + 4 * (x * task.height + index))
-                softmax_in_place(task.scores + 4 * row * task.row_scores, task.row_scores)
+                sink = load_number(task.sinks + 4 * row) if task.sinks else HIDDEN
+                softmax_in_place(task.scores + 4 * row * task.row_scores, task.row_scores, sink)
         if task.parts & _NO_SUMS:
             _empty_sums(task, x)
         if task.parts & _SUMS:
@@ -117,9 +119,19 @@ def _whole_lines(size: Any) -> Any:
 
 
 @inlined
-def _page(task: Any, pool: int, x: int, page: int) -> Any:
-    """The address of a page of matrix x."""
-    return pool + load_index(task.pages + 4 * (x * task.width + page)) * task.page_bytes
+def _key_page(task: Any, x: int, page: int) -> Any:
+    """The address of a page of K of matrix x."""
+    block = load_index(task.blocks + 4 * (x * task.width + page))
+    head = load_index(task.heads + 4 * x)
+    return task.keys + block * task.key_block_bytes + head * task.key_head_bytes
+
+
+@inlined
+def _value_page(task: Any, x: int, page: int) -> Any:
+    """The address of a page of V of matrix x."""
+    block = load_index(task.blocks + 4 * (x * task.width + page))
+    head = load_index(task.heads + 4 * x)
+    return task.values + block * task.value_block_bytes + head * task.value_head_bytes
 
 
 @inlined
@@ -128,22 +140,22 @@ def _score_matrix(
 ) -> None:
     """`columns` has room for the words of 16 keys, `queries` for those of the matrix. The next
     matrix is `following`."""
-    row_bytes = task.dim * (2 if bf16 else 4)
+    row_bytes = task.key_slot_bytes
     page_bytes = task.block * row_bytes
-    words = row_bytes // 4
+    words = task.dim // 2 if bf16 else task.dim
     rows = task.rows + 4 * x * task.height
     begin, end = load_index(task.seen + 8 * x), load_index(task.seen + 8 * x + 4)
     _widen_queries(task, rows, queries, bf16)
     for page in range(task.width):
         first = page * task.block
-        place = _page(task, task.keys, x, page)
+        place = _key_page(task, x, page)
         if page + 1 < task.width and first + task.block < end:
-            _prefetch_all(_page(task, task.keys, x, page + 1), page_bytes)
+            _prefetch_all(_key_page(task, x, page + 1), page_bytes)
         if task.parts & _SUMS:
             if first < min(task.split, end):
-                _prefetch_all(_page(task, task.values, x, page), page_bytes)
+                _prefetch_all(_value_page(task, x, page), task.block * task.value_slot_bytes)
         elif end <= first + task.block and first < end and following < task.matrices:
-            _prefetch_all(_page(task, task.keys, following, 0), page_bytes)
+            _prefetch_all(_key_page(task, following, 0), page_bytes)
         for unit in range(first, first + task.block, UNIT):
             seen = begin < unit + UNIT and unit < end
             if seen:
@@ -155,7 +167,7 @@ def _score_matrix(
                 targets = _places(task.scores + 4 * (task.column + unit), some, task.row_scores)
                 if not seen:
                     for target in targets:
-                        store(target, broadcast(_HIDDEN))
+                        store(target, broadcast(HIDDEN))
                     continue
                 wide = _places(queries, _indexes(index, task.height), task.dim)
                 if bf16:
@@ -169,7 +181,7 @@ def _score_matrix(
                         scores = add(near, rounded_to_bf16(subtract(scores, near)))
                         scores = multiply(scores, broadcast(task.scale))
                     if begin > unit or end < unit + UNIT:
-                        scores = only_lanes(scores, begin - unit, end - unit, _HIDDEN)
+                        scores = only_lanes(scores, begin - unit, end - unit, HIDDEN)
                     store(targets[lane], scores)
 
 
@@ -195,15 +207,15 @@ def _indexes(index: int, height: int) -> Any:
 def _empty_sums(task: Any, x: int) -> None:
     for index in range(task.height):
         row = load_index(task.rows + 4 * (x * task.height + index))
-        for place in range(0, 4 * task.dim, CACHE_LINE):
-            store(task.sums + 4 * row * task.dim + place, zeros())
+        for place in range(0, 4 * task.value_dim, CACHE_LINE):
+            store(task.sums + 4 * row * task.value_dim + place, zeros())
 
 
 @inlined
 def _write_output(task: Any, x: int, bf16: bool) -> None:
     for index in range(task.height):
-        row = load_index(task.rows + 4 * (x * task.height + index)) * task.dim
-        for place in range(row, row + task.dim, UNIT):
+        row = load_index(task.rows + 4 * (x * task.height + index)) * task.value_dim
+        for place in range(row, row + task.value_dim, UNIT):
             sums = load(task.sums + 4 * place)
             store_numbers(task.output, place, rounded_to_bf16(sums) if bf16 else sums, bf16)
 
@@ -306,12 +318,11 @@ def _sum_matrix(
     for 32 outputs, `rounded` for the weights of a split of four rows. The next matrix is
     `following`."""
     item = 2 if bf16 else 4
-    row_bytes = task.dim * item
+    row_bytes = task.value_slot_bytes
     units = task.split // UNIT
     rows = task.rows + 4 * x * task.height
     begin, end = load_index(task.seen + 8 * x), load_index(task.seen + 8 * x + 4)
     _find_units(task, x, row_bytes, places)
-    coming = task.keys if task.parts & _SCORES else task.values
     for first in range(0, task.width * task.block // UNIT, units):
         low_key, high_key = begin - first * UNIT, end - first * UNIT  # that are seen in this split
         if high_key <= 0 or low_key >= task.split:
@@ -322,8 +333,8 @@ def _sum_matrix(
             weights = _places(task.scores + 4 * column, some, task.row_scores)
             if bf16:
                 weights = _rounded_weights(weights, task.split, rounded)
-            targets = _places(task.sums, some, task.dim)
-            for output in range(0, task.dim, OUTPUTS):
+            targets = _places(task.sums, some, task.value_dim)
+            for output in range(0, task.value_dim, OUTPUTS):
                 low = high = _no_sums()
                 even = odd = (low, high)
                 for number in range(units):
@@ -333,8 +344,13 @@ def _sum_matrix(
                             ahead = load_address(places + 8 * (unit + units))
                             _prefetch_all(ahead, UNIT * row_bytes)
                         elif following < task.matrices and number * UNIT % task.block == 0:
-                            ahead = _page(task, coming, following, number * UNIT // task.block)
-                            _prefetch_all(ahead, task.block * row_bytes)
+                            page = number * UNIT // task.block
+                            if task.parts & _SCORES:
+                                ahead = _key_page(task, following, page)
+                                _prefetch_all(ahead, task.block * task.key_slot_bytes)
+                            else:
+                                ahead = _value_page(task, following, page)
+                                _prefetch_all(ahead, task.block * row_bytes)
                     source, step = load_address(places + 8 * unit) + item * output, row_bytes
                     least, most = low_key - number * UNIT, high_key - number * UNIT
                     if least > 0 or most < UNIT:
@@ -364,7 +380,7 @@ def _sum_matrix(
 def _find_units(task: Any, x: int, row_bytes: int, places: int) -> None:
     """Write the address of each unit of 16 values of a matrix to `places`."""
     for page in range(task.width):
-        address = _page(task, task.values, x, page)
+        address = _value_page(task, x, page)
         for number in range(task.block // UNIT):
             place = places + 8 * (page * (task.block // UNIT) + number)
             store_address(place, address + number * UNIT * row_bytes)

@@ -32,16 +32,16 @@ from baton_engine.cpu_kernels.vectors import (
 )
 
 # The argument of the kernels. The addresses are of arrays: `heads` [T, Z, H], `q` [T, N, H], `cos`
-# and `sin` [T, `half`] with half = R / 2, `weights` float32 [X, H] or 0, `slots` int64 [T]. The
-# other numbers of the pool are bytes: where a layer's K is in a block of `block` slots, and from
-# one block, part (K or V), head and slot to the next.
+# and `sin` [T, `half`] with half = R / 2, `weights` float32 [X, H] or 0, `slots` int64 [T]. `keys`
+# and `values` are a layer's K and V, in blocks of `block` slots. The steps are the bytes from one
+# block, head and slot to the next in both.
 _TASK = np.dtype(
     [
         COUNTER,
         *((name, np.int64) for name in ("tokens", "queries", "kv_heads", "dim", "half")),
         *((name, np.int64) for name in ("heads", "q", "cos", "sin", "weights", "slots")),
-        *((name, np.int64) for name in ("layer", "block", "block_step", "part_step")),
-        *((name, np.int64) for name in ("head_step", "slot_step")),
+        *((name, np.int64) for name in ("keys", "values", "block")),
+        *((name, np.int64) for name in ("block_step", "head_step", "slot_step")),
         ("eps", np.float32),
     ],
     align=True,
@@ -67,31 +67,32 @@ def rotate_store(
     num_heads: int,
     norm: tuple[torch.Tensor, float] | None,
     rope: tuple[torch.Tensor, torch.Tensor],
-    pool: torch.Tensor,
-    layer: int,
+    kv: tuple[torch.Tensor, torch.Tensor],
     slots_T: torch.Tensor,
 ) -> torch.Tensor:
-    """Return rotated q [T, N, H], and rotate k in place. `norm` has weights [X, H] and eps. `pool`
-    is [P, L, 2, K, B, H] of the same dtype. Token t is stored at pool[s // B, layer, :, :, s % B]
-    with s = `slots_T`[t], unless s is negative.
+    """Return rotated q [T, N, H], and rotate k in place. `norm` has weights [X, H] and eps. `kv`
+    are views of a layer's K and V in the pool, [P, K, B, H] of the same dtype and strides. Token t
+    is stored at [s // B, :, s % B] with s = `slots_T`[t], unless s is negative.
 
     Raises ValueError for a pool of another dtype: the kernel would write past its slots."""
-    if pool.dtype != heads_TZH.dtype:
-        raise ValueError(f"heads in {heads_TZH.dtype} do not fit a pool in {pool.dtype}")
+    keys, values = kv
+    if keys.dtype != heads_TZH.dtype:
+        raise ValueError(f"heads in {heads_TZH.dtype} do not fit a pool in {keys.dtype}")
+    assert keys.stride() == values.stride(), "K and V have other strides"
     tokens, all_heads, dim = heads_TZH.shape
-    item = pool.element_size()
+    item = keys.element_size()
     q_TNH = torch.empty(tokens, num_heads, dim, dtype=heads_TZH.dtype)
     cos, sin = (table.contiguous() for table in rope)
     slots_T = slots_T.contiguous()
     weight_XH, eps = (None, 0.0) if norm is None else norm
     weights = None if weight_XH is None else weight_XH.float().contiguous()
-    block_step, layer_step, *steps = (item * step for step in pool.stride()[:5])
+    steps = (item * step for step in keys.stride()[:3])
     task = np.zeros(1, _TASK)
     task[0] = (
         *(NONE_TAKEN, tokens, num_heads, (all_heads - num_heads) // 2, dim, cos.shape[-1]),
         *(heads_TZH.data_ptr(), q_TNH.data_ptr(), cos.data_ptr(), sin.data_ptr()),
         *(0 if weights is None else weights.data_ptr(), slots_T.data_ptr()),
-        *(pool.data_ptr() + layer * layer_step, pool.shape[4], block_step, *steps, eps),
+        *(keys.data_ptr(), values.data_ptr(), keys.shape[2], *steps, eps),
     )
     function = bf16_rotate_store if heads_TZH.dtype == torch.bfloat16 else fp32_rotate_store
     run_kernel(function, task)
@@ -120,15 +121,14 @@ def _rotate_store_tokens(pointer: Any, bf16: bool) -> None:
             target = task.q + row * (token * task.queries + head)
             _rotate(task, token, heads + row * head, head, wide.ctypes.data, target, bf16)
         slot = load_address(task.slots + 8 * token)
-        place = task.layer + slot // task.block * task.block_step
-        place += slot % task.block * task.slot_step
+        place = slot // task.block * task.block_step + slot % task.block * task.slot_step
         for head in range(task.kv_heads):
             key = heads + row * (task.queries + head)
             _rotate(task, token, key, task.queries + head, wide.ctypes.data, key, bf16)
             if slot >= 0:
                 target = place + head * task.head_step
-                _copy(key, target, task.dim, bf16)
-                _copy(key + row * task.kv_heads, target + task.part_step, task.dim, bf16)
+                _copy(key, task.keys + target, task.dim, bf16)
+                _copy(key + row * task.kv_heads, task.values + target, task.dim, bf16)
         token = take_next(pointer)
 
 

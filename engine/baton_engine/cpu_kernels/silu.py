@@ -74,13 +74,13 @@ def _silu_mul_rows(pointer: Any, bf16: bool) -> None:
         for column in range(first, min(first + SOME_COLUMNS, columns), LANES):
             gate = number_at(source, 2 * row * columns + column, bf16)
             up = number_at(source, (2 * row + 1) * columns + column, bf16)
-            product = _silu_mul(gate, up)
+            product = silu_product(gate, up)
             product = rounded_to_bf16(product) if bf16 else product
             store_numbers(target, row * columns + column, product, bf16)
         x = take_next(pointer)
 
 
 @inlined
-def _silu_mul(gate: Any, up: Any) -> Any:
+def silu_product(gate: Any, up: Any) -> Any:
     divisor = add(broadcast(ONE), exponential(subtract(zeros(), gate)))
     return multiply(divide(gate, divisor), up)

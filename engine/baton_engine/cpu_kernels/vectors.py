@@ -21,6 +21,7 @@ from numba.core import cgutils
 from numba.extending import intrinsic, models, register_model
 
 LANES = 16
+COLUMNS = 64  # outputs of a block of weights
 address = types.int64
 
 _NUMBER = ir.FloatType()
@@ -394,6 +395,18 @@ def take_next(typing: Any, counter: Any) -> tuple[Any, _Emit]:
     return types.int64(counter), emit
 
 
+@_operation
+def count_finished(typing: Any, place: Any) -> tuple[Any, _Emit]:
+    """Add 1 to the int64 at an address, and return what it was. Who gets the last number sees what
+    the threads stored that counted before."""
+
+    def emit(context: Any, builder: Any, signature: Any, given: Any) -> Any:
+        pointer = builder.inttoptr(given[0], _ADDRESS.as_pointer())
+        return builder.atomic_rmw("add", pointer, ir.Constant(_ADDRESS, 1), "acq_rel")
+
+    return types.int64(address), emit
+
+
 def _words(value: int) -> Any:
     return ir.Constant(_WORDS, [value] * LANES)
 
@@ -411,3 +424,79 @@ def _load(builder: Any, place: Any, kind: Any) -> Any:
 
 def _store(builder: Any, place: Any, value: Any) -> None:
     builder.store(value, builder.inttoptr(place, value.type.as_pointer())).align = 4
+
+
+def block_product(rows: int, bf16: bool, native: bool, wide: bool) -> Any:
+    """An operation that multiplies `rows` rows of x with a block of weights, which has COLUMNS
+    outputs, and stores their sums in float32, `rows` times COLUMNS numbers.
+
+    A row of x is read in words of 32 bits: one float32, or with `bf16` two inputs, of which the
+    second is added before the first. The weights of a word are a vector after the other. `places`
+    is where the addresses of the rows are. With `native`, the instruction of AVX-512 BF16 adds a
+    word's two inputs. `wide` says that the CPU has 32 registers of 16 numbers.
+    """
+    vectors = COLUMNS // LANES if wide else max(1, 4 // rows)  # that are computed together
+
+    @_operation
+    def multiply_block(
+        typing: Any, weights: Any, places: Any, count: Any, sums: Any
+    ) -> tuple[Any, _Emit]:
+        def emit(context: Any, builder: Any, signature: Any, given: Any) -> Any:
+            weights, places, count, sums = given
+            found = [
+                _load(builder, _after(builder, places, 8 * row), _ADDRESS) for row in range(rows)
+            ]
+            for first in range(0, COLUMNS // LANES, vectors):
+                part = _after(builder, weights, 4 * LANES * first)
+                totals = [
+                    [cgutils.alloca_once(builder, _NUMBERS) for _ in range(vectors)] for _ in found
+                ]
+                for total in (each for row in totals for each in row):
+                    builder.store(ir.Constant(_NUMBERS, [0.0] * LANES), total)
+                with cgutils.for_range(builder, count) as loop:
+                    offset = builder.mul(loop.index, ir.Constant(_ADDRESS, 4 * COLUMNS))
+                    place = builder.add(part, offset)
+                    values = [
+                        _load(builder, _after(builder, place, 4 * LANES * vector), _WORDS)
+                        for vector in range(vectors)
+                    ]
+                    word_at = builder.mul(loop.index, ir.Constant(_ADDRESS, 4))
+                    for row, row_totals in zip(found, totals, strict=True):
+                        word = _load(builder, builder.add(row, word_at), _WORD)
+                        word = _broadcast(builder, word, _WORDS)
+                        for value, total in zip(values, row_totals, strict=True):
+                            more = add_products(builder, word, value, builder.load(total))
+                            builder.store(more, total)
+                for row, row_totals in enumerate(totals):
+                    for vector, total in enumerate(row_totals):
+                        place = 4 * (row * COLUMNS + (first + vector) * LANES)
+                        _store(builder, _after(builder, sums, place), builder.load(total))
+            return context.get_dummy_value()
+
+        return types.void(address, address, types.int64, address), emit
+
+    def add_products(builder: Any, word: Any, weights: Any, total: Any) -> Any:
+        if not bf16:
+            return fused(builder, word, weights, total)
+        if native:
+            kind = ir.FunctionType(_NUMBERS, [_NUMBERS, _WORDS, _WORDS])
+            name = "llvm.x86.avx512bf16.dpbf16ps.512"
+            function = cgutils.get_or_insert_function(builder.module, kind, name)
+            return builder.call(function, [total, word, weights])
+        upper, low = _words(0xFFFF0000), _words(16)
+        seconds = builder.and_(word, upper), builder.and_(weights, upper)
+        total = fused(builder, *seconds, total)
+        return fused(builder, builder.shl(word, low), builder.shl(weights, low), total)
+
+    def fused(builder: Any, one: Any, other: Any, total: Any) -> Any:
+        kind = ir.FunctionType(_NUMBERS, [_NUMBERS] * 3)
+        function = cgutils.get_or_insert_function(builder.module, kind, f"llvm.fma.v{LANES}f32")
+        return builder.call(
+            function, [builder.bitcast(one, _NUMBERS), builder.bitcast(other, _NUMBERS), total]
+        )
+
+    return multiply_block
+
+
+def _after(builder: Any, place: Any, offset: int) -> Any:
+    return builder.add(place, ir.Constant(_ADDRESS, offset))

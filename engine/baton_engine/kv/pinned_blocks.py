@@ -85,7 +85,7 @@ class PinnedBlocks:
         self.slot_bytes = size
         self._cuda = cuda
         self._device = pool.device
-        self._blocks_PZ = pool.view(pool.shape[0], -1).view(torch.uint8)
+        self._blocks_PZ = pool
         try:
             pages = torch.frombuffer(mmap.mmap(-1, num_slots * size, MAPPING), dtype=torch.uint8)
         except (OSError, OverflowError) as error:

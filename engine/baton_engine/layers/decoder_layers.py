@@ -30,16 +30,25 @@ class Linear:
         rows: Sequence[int],
         width: int,
         bias: bool,
+        dtype: torch.dtype | None = None,
     ) -> None:
+        """The weight has the compute dtype, unless `dtype` is another."""
         self.shape = (sum(rows), width)  # out, in
         self._name = prefixes[0]
         self._weight_OI: torch.Tensor | None = slots.stacked(
-            [f"{prefix}.weight" for prefix in prefixes], rows, width
+            [f"{prefix}.weight" for prefix in prefixes], rows, width, dtype=dtype
         )
         names = [f"{prefix}.bias" for prefix in prefixes]
-        self._bias_O = slots.stacked(names, rows) if bias else None
+        self._bias_O = slots.stacked(names, rows, dtype=dtype) if bias else None
         self._product = plain_product(self._weight_OI, self._bias_O)
         slots.when_filled(lambda: self._pack(slots))
+
+    def reorder(self, order_O: torch.Tensor) -> None:
+        """Give the outputs another order; before the weight is packed."""
+        assert self._weight_OI is not None, "the weight is packed"
+        for tensor in (self._weight_OI, self._bias_O):
+            if tensor is not None:
+                tensor.copy_(tensor[order_O.to(tensor.device)])
 
     def _pack(self, slots: WeightSlots) -> None:
         assert self._weight_OI is not None
@@ -101,18 +110,41 @@ class Attention:
         )
         self._layer = layer
         self._heads = (n, k, h)
-        self._norm: HeadNorm | None = None  # norm of q and k before rope
+        self._norm: HeadNorm | None = None  # norm of each head of q and k before rope
+        if config.qk_norm:
+            self._declare_norm(slots, name, config)
+        self._sinks_N: torch.Tensor | None = None
+        if config.attention_sinks:
+            self._sinks_N = slots.tensor(f"{name}.sinks", n, dtype=torch.float32)
         self._ops = slots.ops
+
+    def _declare_norm(self, slots: WeightSlots, name: str, config: ModelConfig) -> None:
+        """The norms of q and k are computed as one norm with a weight per head."""
+        n, k, h = self._heads
+        q_weight_H = slots.tensor(f"{name}.q_norm.weight", h)
+        k_weight_H = slots.tensor(f"{name}.k_norm.weight", h)
+
+        def join() -> None:
+            weight_XH = torch.cat([q_weight_H.expand(n, -1), k_weight_H.expand(k, -1)])
+            self._norm = HeadNorm(weight_XH, config.norm_eps)
+
+        slots.when_filled(join)
 
     def make_qkv(self, slots: WeightSlots, name: str, config: ModelConfig) -> Linear:
         n, k, h = config.num_heads, config.num_kv_heads, config.head_dim
         names = [f"{name}.{part}_proj" for part in "qkv"]
         return Linear(slots, names, [n * h, k * h, k * h], config.hidden_size, config.qkv_bias)
 
+    def project(self, x_TD: torch.Tensor) -> torch.Tensor:
+        """q, k and v of each token in this order, before the norm of heads and rope."""
+        return self._qkv(x_TD)
+
     def __call__(
         self, x_TD: torch.Tensor, rope: RopeTables, attention: StepAttention
     ) -> torch.Tensor:
         n, k, h = self._heads
-        heads_TZH = self._qkv(x_TD).view(-1, n + 2 * k, h)
-        out_TNH = self._ops.attend(heads_TZH, n, self._norm, rope, self._layer, attention)
+        heads_TZH = self.project(x_TD).view(-1, n + 2 * k, h)
+        out_TNH = self._ops.attend(
+            heads_TZH, n, self._norm, rope, self._layer, attention, self._sinks_N
+        )
         return self._out(out_TNH.reshape(-1, n * h))

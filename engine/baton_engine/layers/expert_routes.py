@@ -26,7 +26,7 @@ def choose_experts(
     if config.scoring == "softmax":
         scores_TE = logits_TE.softmax(-1)
     elif config.scoring == "sigmoid":
-        scores_TE = logits_TE.sigmoid()
+        scores_TE = sigmoid(logits_TE)
     choice_TE = scores_TE if bias_E is None else scores_TE + bias_E
     if config.groups > 1:
         choice_TE = _best_groups_only(choice_TE, config)
@@ -37,6 +37,12 @@ def choose_experts(
     if config.renormalize:
         weights_TC = weights_TC / (weights_TC.sum(-1, keepdim=True) + LEAST_SUM)
     return Routes(chosen_TC, weights_TC * config.scale)
+
+
+def sigmoid(x: torch.Tensor) -> torch.Tensor:
+    """1 / (1 + exp(-x)). On a CPU, torch.sigmoid computes the last numbers of a tensor with other
+    instructions, so that a number's bits depend on its place; softmax treats each pair alike."""
+    return torch.stack([torch.zeros_like(x), x], -1).softmax(-1)[..., 1]
 
 
 def _best_groups_only(choice_TE: torch.Tensor, config: ExpertsConfig) -> torch.Tensor:

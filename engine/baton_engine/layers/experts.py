@@ -12,6 +12,8 @@ from dataclasses import dataclass
 import torch
 import torch.nn.functional as F
 
+from baton_engine.cpu_kernels.experts import PackedExperts, can_pack, pack_experts
+
 
 @dataclass(frozen=True, slots=True)
 class ClampedSwiGLU:
@@ -32,6 +34,10 @@ class ExpertWeights:
     gate_up_bias_EG: torch.Tensor | None = None
     down_bias_ED: torch.Tensor | None = None
     clamped: ClampedSwiGLU | None = None
+
+
+# The experts of a layer in the form that its Ops read.
+Experts = ExpertWeights | PackedExperts
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,13 +63,27 @@ def experts_twin(x_TD: torch.Tensor, routes: Routes, weights: ExpertWeights) -> 
 
 
 def gated(gate_up_SG: torch.Tensor, clamped: ClampedSwiGLU | None) -> torch.Tensor:
-    """An expert's inner numbers [S, F] from those of gate and up."""
-    gate_SF, up_SF = gate_up_SG.chunk(2, dim=-1)
+    """An expert's inner numbers [S, F] from those of gate and up, rounded once."""
+    gate_SF, up_SF = gate_up_SG.float().chunk(2, dim=-1)
     if clamped is None:
-        return F.silu(gate_SF) * up_SF
+        return (F.silu(gate_SF) * up_SF).to(gate_up_SG.dtype)
     gate_SF = gate_SF.clamp(max=clamped.limit)
     up_SF = up_SF.clamp(-clamped.limit, clamped.limit)
-    return (up_SF + 1) * (gate_SF * torch.sigmoid(gate_SF * clamped.alpha))
+    inner_SF = (up_SF + 1) * (gate_SF * torch.sigmoid(gate_SF * clamped.alpha))
+    return inner_SF.to(gate_up_SG.dtype)
+
+
+def packed_experts(weights: ExpertWeights) -> Experts:
+    """The weights for `cpu_kernels.experts`, on a CPU and in a dtype that it computes; else as they
+    are. Packs them in place where their sizes allow it."""
+    if not can_pack(weights.down_EDF):
+        return weights
+    clamped = weights.clamped
+    return pack_experts(
+        *(weights.gate_up_EGD, weights.down_EDF),
+        *(weights.gate_up_bias_EG, weights.down_bias_ED),
+        None if clamped is None else (clamped.alpha, clamped.limit),
+    )
 
 
 def _one_expert(x_SD: torch.Tensor, weights: ExpertWeights, expert: int) -> torch.Tensor:

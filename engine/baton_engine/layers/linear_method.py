@@ -13,8 +13,8 @@ lower id won.
 The bits of a row may depend on the number of rows; `row_rule` makes products without this
 dependence.
 
-Shapes: T rows, O and I a linear's output and input size; for the head S rows, D hidden size,
-V vocabulary.
+Shapes: T rows, O and I a linear's output and input size, N heads with a weight of their own; for
+the head S rows, D hidden size, V vocabulary.
 """
 
 from __future__ import annotations
@@ -114,6 +114,21 @@ MethodOf = Callable[[str], LinearMethod]
 
 PACKED = LinearMethod(packed_product)
 PACKED_HEAD = LinearMethod(head_product, counts=HEAD_ROW_COUNTS)
+
+
+def heads_product(weight_NOI: torch.Tensor, bias: torch.Tensor | None) -> Product:
+    """A product per head: [T, N I] to [T, N O]."""
+    assert bias is None
+    weight_NIO = weight_NOI.transpose(1, 2)
+
+    def product(x_TM: torch.Tensor) -> torch.Tensor:
+        x_NTI = x_TM.view(len(x_TM), len(weight_NIO), -1).transpose(0, 1)
+        return torch.bmm(x_NTI, weight_NIO).transpose(0, 1).flatten(1)
+
+    return product
+
+
+HEADS = LinearMethod(heads_product)
 
 
 def packed_methods(name: str) -> LinearMethod:

@@ -17,10 +17,17 @@ import torch.nn.functional as F
 
 from baton_engine.attention.cpu_bf16 import rms_norm
 from baton_engine.attention.interface import StepAttention
+from baton_engine.cpu_kernels.experts import PackedExperts, multiply_experts
 from baton_engine.cpu_kernels.norm import add_norm, can_norm
 from baton_engine.cpu_kernels.rope_store import can_rotate_store, rotate_store
 from baton_engine.cpu_kernels.silu import silu_mul
-from baton_engine.layers.experts import ExpertWeights, Routes, experts_twin
+from baton_engine.layers.experts import (
+    Experts,
+    ExpertWeights,
+    Routes,
+    experts_twin,
+    packed_experts,
+)
 from baton_engine.layers.rotary import HeadNorm, RopeTables, rotate
 from baton_engine.sampling.metadata import Draws
 from baton_engine.sampling.sampler import draw
@@ -56,14 +63,22 @@ class Ops(Protocol):
         rope: RopeTables,
         layer: int,
         attention: StepAttention,
+        sinks_N: torch.Tensor | None = None,
     ) -> torch.Tensor:
         """Normalise and rotate q and k, store k and v, and return the attention outputs [T, N, H].
-        `heads_TZH` has q, k and v in this order, and may be overwritten."""
+        `heads_TZH` has q, k and v in this order, and may be overwritten. For `sinks_N`, see
+        StepAttention."""
         ...
 
-    def experts(self, x_TD: torch.Tensor, routes: Routes, weights: ExpertWeights) -> torch.Tensor:
-        """The sum [T, D] of the outputs of each token's experts, times their weights. A token's
-        bits do not depend on other tokens. See `layers.experts`."""
+    def pack_experts(self, weights: ExpertWeights) -> Experts:
+        """The weights as experts() reads them fastest, once they are loaded. May overwrite
+        them."""
+        ...
+
+    def experts(self, x_TD: torch.Tensor, routes: Routes, weights: Experts) -> torch.Tensor:
+        """The sum [T, D] of the outputs of each token's experts, times their weights. See
+        `layers.experts`. A token's bits do not depend on other tokens if the weights are from
+        pack_experts()."""
         ...
 
     def draw(self, logits_SV: torch.Tensor, draws: Draws) -> torch.Tensor:
@@ -82,7 +97,12 @@ class Ops(Protocol):
 class TorchOps:
     """On a CPU, bits for a token do not depend on the number of tokens."""
 
-    def experts(self, x_TD: torch.Tensor, routes: Routes, weights: ExpertWeights) -> torch.Tensor:
+    def pack_experts(self, weights: ExpertWeights) -> Experts:
+        return packed_experts(weights)
+
+    def experts(self, x_TD: torch.Tensor, routes: Routes, weights: Experts) -> torch.Tensor:
+        if isinstance(weights, PackedExperts):
+            return multiply_experts(x_TD, routes.ids_TC, routes.weights_TC, weights)
         return experts_twin(x_TD, routes, weights)
 
     def draw(self, logits_SV: torch.Tensor, draws: Draws) -> torch.Tensor:
@@ -119,21 +139,22 @@ class TorchOps:
         rope: RopeTables,
         layer: int,
         attention: StepAttention,
+        sinks_N: torch.Tensor | None = None,
     ) -> torch.Tensor:
         both = (num_heads + heads_TZH.shape[1]) // 2  # N + K
         if can_rotate_store(heads_TZH, rope[0]):
             slots = attention.slots(layer)
             weights = None if norm is None else (norm.weight_XH, norm.eps)
-            places = slots.pool, slots.layer, slots.slots_T
+            places = (slots.k_PKBH, slots.v_PKBV), slots.slots_T
             q_TNH = rotate_store(heads_TZH, num_heads, weights, rope, *places)
             k_TKH, v_TKH = heads_TZH[:, num_heads:both], heads_TZH[:, both:]
-            return attention.attend(layer, q_TNH, k_TKH, v_TKH, stored=True)
+            return attention.attend(layer, q_TNH, k_TKH, v_TKH, stored=True, sinks_N=sinks_N)
         qk_TXH = heads_TZH[:, :both]
         if norm is not None:
             qk_TXH = _norm(qk_TXH, norm.weight_XH, norm.eps)
         qk_TXH = rotate(qk_TXH, rope)
         q_TNH, k_TKH = qk_TXH[:, :num_heads], qk_TXH[:, num_heads:]
-        return attention.attend(layer, q_TNH, k_TKH, heads_TZH[:, both:])
+        return attention.attend(layer, q_TNH, k_TKH, heads_TZH[:, both:], sinks_N=sinks_N)
 
     def put_sampled(
         self, tokens_T: torch.Tensor, awaits_T: torch.Tensor, ids_S: torch.Tensor

@@ -8,7 +8,7 @@ without a parameter as an error.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -20,16 +20,18 @@ from baton_engine.layers.ops import TORCH_OPS, Ops
 
 @dataclass(frozen=True, slots=True)
 class Parameter:
-    """Where a tensor of the checkpoint goes: `place` is a tensor of the model, or some of its rows.
-    `offset` is added to the loaded values."""
+    """Where a tensor of the checkpoint goes: `place` is a tensor of the model, or a view of it.
+    `offset` is added to the loaded values. `whole` is the shape of the checkpoint's tensor if the
+    place divides its last dimension into several."""
 
     place: torch.Tensor
     offset: float = 0.0
+    whole: tuple[int, ...] | None = None
 
     @property
     def shape(self) -> tuple[int, ...]:
         """The shape that the checkpoint's tensor must have."""
-        return tuple(self.place.shape)
+        return tuple(self.place.shape) if self.whole is None else self.whole
 
     @property
     def dtype(self) -> torch.dtype:
@@ -38,7 +40,7 @@ class Parameter:
 
     def load(self, tensor: torch.Tensor) -> None:
         """Convert a tensor of any dtype on any device, and store it."""
-        self.place.copy_(tensor)
+        self.place.copy_(tensor.view(self.place.shape))
         if self.offset:
             self.place.add_(self.offset)
 
@@ -65,10 +67,11 @@ class WeightSlots:
         self.ops = ops
         self._method_of = method_of
         self.parameters: dict[str, Parameter] = {}
-        # What tests found about products, by method, output and input size, and whether there is a
-        # bias.
-        self.row_rules: dict[tuple[LinearMethod, int, int, bool], RowRule] = {}
+        # What tests found about products, by method, the weight's shape and dtype, and whether
+        # there is a bias.
+        self.row_rules: dict[tuple[LinearMethod, tuple[int, ...], torch.dtype, bool], RowRule] = {}
         self._then: list[Callable[[], None]] = []
+        self._spellings: list[tuple[Collection[str], Mapping[str, torch.Tensor]]] = []
 
     def tensor(
         self, name: str, *shape: int, dtype: torch.dtype | None = None, offset: float = 0.0
@@ -78,34 +81,65 @@ class WeightSlots:
         self._declare(name, Parameter(whole, offset))
         return whole
 
-    def stacked(self, names: Sequence[str], rows: Sequence[int], *tail: int) -> torch.Tensor:
+    def stacked(
+        self,
+        names: Sequence[str],
+        rows: Sequence[int],
+        *tail: int,
+        dtype: torch.dtype | None = None,
+    ) -> torch.Tensor:
         """A tensor [sum(rows), *tail] whose consecutive row ranges are filled by `names`."""
-        whole = torch.empty(sum(rows), *tail, dtype=self.dtype, device=self.device)
+        whole = torch.empty(sum(rows), *tail, dtype=dtype or self.dtype, device=self.device)
         begin = 0
         for name, count in zip(names, rows, strict=True):
             self._declare(name, Parameter(whole[begin : begin + count]))
             begin += count
         return whole
 
+    def also_spelled(self, names: Collection[str], whole: Mapping[str, torch.Tensor]) -> None:
+        """A checkpoint may have the tensors `whole`, by name, instead of those of `names`."""
+        self._spellings.append((names, whole))
+
+    def use_spelling(self, found: Collection[str]) -> None:
+        """Expect the tensors that a checkpoint with the names `found` has (see also_spelled())."""
+        for names, whole in self._spellings:
+            if not whole.keys().isdisjoint(found):
+                for name in names:
+                    del self.parameters[name]
+                for name, place in whole.items():
+                    self._declare(name, Parameter(place))
+
     def _declare(self, name: str, parameter: Parameter) -> None:
         if name in self.parameters:
             raise AssertionError(f"parameter {name} declared twice")
         self.parameters[name] = parameter
 
+    def empty(self, *shape: int) -> torch.Tensor:
+        """A tensor whose views fill() declares."""
+        return torch.empty(*shape, dtype=self.dtype, device=self.device)
+
+    def fill(self, name: str, place: torch.Tensor, whole: tuple[int, ...] | None = None) -> None:
+        """Declare that one checkpoint entry fills a view of a tensor; see Parameter."""
+        self._declare(name, Parameter(place, whole=whole))
+
     def product(
-        self, name: str, weight_OI: torch.Tensor, bias_O: torch.Tensor | None = None
+        self,
+        name: str,
+        weight_OI: torch.Tensor,
+        bias_O: torch.Tensor | None = None,
+        method: LinearMethod | None = None,
     ) -> Product:
         """The product of the layer `name`. A row has the same bits for any number of rows, if that
-        is wanted and possible (see `row_rule`). Products of equal shapes are tested once."""
-        method = self._method_of(name)
+        is wanted and possible (see `row_rule`). Products of equal shapes are tested once. The
+        weight of the method HEADS is [N, O, I], without a bias."""
+        method = self._method_of(name) if method is None else method
         product = method.product(weight_OI, bias_O)
         if self._exact_rows is None:
             return product
         # Nodes with smaller steps must choose the same rule: 256 rows are always tested.
         most = max(256, self._exact_rows)
         some = [count for count in method.counts if count <= most]
-        outputs, inputs = weight_OI.shape
-        key = (method, outputs, inputs, bias_O is not None)
+        key = (method, tuple(weight_OI.shape), weight_OI.dtype, bias_O is not None)
         if key not in self.row_rules:
             self.row_rules[key] = row_rule(product, weight_OI, bias_O, some)
         rule = self.row_rules[key]
@@ -131,6 +165,7 @@ class WeightSlots:
         first. A layer that replaces its weight then frees it at once, and loading never needs the
         model's memory twice."""
         self.parameters.clear()
+        self._spellings.clear()
         acts, self._then = self._then, []
         for act in acts:
             act()

@@ -1,10 +1,11 @@
-"""Rotary position embedding: plain, linearly scaled, Llama 3's and longrope.
+"""Rotary position embedding: plain, linearly scaled, Llama 3's, yarn and longrope.
 
 Shapes: T tokens of the step, X heads of q and k together, H head_dim, R its rotated dimensions,
 P positions.
 Source of the formulas: the configs' own definitions (inv_freq = theta^(-2i/R); Llama 3 divides the
 long wavelengths by `factor` and interpolates between `low_freq_factor` and `high_freq_factor`;
-longrope divides each frequency by a factor of its own).
+yarn does so between two numbers of turns, see RopeConfig; longrope divides each frequency by a
+factor of its own).
 """
 
 from __future__ import annotations
@@ -32,6 +33,8 @@ def inverse_frequencies(config: RopeConfig, head_dim: int) -> torch.Tensor:
         factors = torch.tensor(config.long_factors if config.long else config.short_factors)
         return 1.0 / (factors * config.theta**exponents)
     plain = 1.0 / (config.theta**exponents)
+    if config.type == "yarn":
+        return _yarn(config, config.theta**exponents)
     if config.type == "linear":
         return plain / config.factor
     if config.type == "default":
@@ -45,6 +48,26 @@ def inverse_frequencies(config: RopeConfig, head_dim: int) -> torch.Tensor:
     between = (1 - smooth) * plain / config.factor + smooth * plain
     scaled = torch.where(wavelength > low_wavelength, plain / config.factor, between)
     return torch.where(wavelength < high_wavelength, plain, scaled)
+
+
+def _yarn(config: RopeConfig, powers: torch.Tensor) -> torch.Tensor:
+    """inv_freq [R/2] of yarn; `powers` are the inverse of the plain frequencies."""
+    rotary_dim = 2 * len(powers)
+    # The indexes of the frequencies with these numbers of turns in the original length.
+    low, high = (
+        rotary_dim
+        * math.log(config.original_max_positions / (turns * 2 * math.pi))
+        / (2 * math.log(config.theta))
+        for turns in (config.beta_fast, config.beta_slow)
+    )
+    if config.truncate:
+        low, high = math.floor(low), math.ceil(high)
+    low, high = max(low, 0), min(high, rotary_dim - 1)
+    if low == high:
+        high += 0.001
+    divided = ((torch.arange(len(powers), dtype=torch.float32) - low) / (high - low)).clamp(0, 1)
+    kept = 1 - divided
+    return 1.0 / (config.factor * powers) * (1 - kept) + 1.0 / powers * kept
 
 
 class Rope:

@@ -8,8 +8,14 @@ from __future__ import annotations
 import torch
 
 from baton_engine.attention.interface import StepAttention
-from baton_engine.layers import triton_activation, triton_norm, triton_rope_store, triton_sampled
-from baton_engine.layers.experts import ExpertWeights, Routes, experts_twin
+from baton_engine.layers import (
+    triton_activation,
+    triton_experts,
+    triton_norm,
+    triton_rope_store,
+    triton_sampled,
+)
+from baton_engine.layers.experts import Experts, ExpertWeights, Routes
 from baton_engine.layers.rotary import HeadNorm, RopeTables
 from baton_engine.sampling.triton_sampler import choose_tokens
 
@@ -19,8 +25,12 @@ class TritonOps:
     draw = staticmethod(choose_tokens)
     put_sampled = staticmethod(triton_sampled.put_sampled)
 
-    def experts(self, x_TD: torch.Tensor, routes: Routes, weights: ExpertWeights) -> torch.Tensor:
-        return experts_twin(x_TD, routes, weights)
+    def pack_experts(self, weights: ExpertWeights) -> Experts:
+        return weights
+
+    def experts(self, x_TD: torch.Tensor, routes: Routes, weights: Experts) -> torch.Tensor:
+        assert isinstance(weights, ExpertWeights), "packed for a CPU"
+        return triton_experts.experts(x_TD, routes, weights)
 
     def silu_mul(self, gate_up_TF: torch.Tensor) -> torch.Tensor:
         return triton_activation.activation_mul(gate_up_TF, "silu")
@@ -36,8 +46,10 @@ class TritonOps:
         rope: RopeTables,
         layer: int,
         attention: StepAttention,
+        sinks_N: torch.Tensor | None = None,
     ) -> torch.Tensor:
         triton_rope_store.rotate_store(heads_TZH, num_heads, norm, rope, attention.slots(layer))
         both = (num_heads + heads_TZH.shape[1]) // 2  # N + K
         q_TNH, k_TKH = heads_TZH[:, :num_heads], heads_TZH[:, num_heads:both]
-        return attention.attend(layer, q_TNH, k_TKH, heads_TZH[:, both:], stored=True)
+        v_TKH = heads_TZH[:, both:]
+        return attention.attend(layer, q_TNH, k_TKH, v_TKH, stored=True, sinks_N=sinks_N)

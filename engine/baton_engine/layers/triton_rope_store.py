@@ -6,7 +6,7 @@ The halves (a, b) of a head's first R numbers become (a cos - b sin, b cos + a s
 rest of these heads, and v, do not change.
 
 Shapes: T tokens, N query heads, K kv heads, X = N + K, Z = N + 2 K, H head_dim, R its rotated
-numbers, B block size, P blocks of the pool, L layers.
+numbers, B block size, P blocks of the pool.
 """
 
 from __future__ import annotations
@@ -29,19 +29,22 @@ def rotate_store(
     rope: RopeTables,
     slots: KVSlots,
 ) -> None:
-    """`heads_TZH` and the last dimensions of the pool, cos and sin must be contiguous."""
+    """`heads_TZH` and the last dimensions of the pool, cos and sin must be contiguous. K and V are
+    views of one pool with the same strides."""
     tokens, all_heads, dim = heads_TZH.shape
     cos_T1R, sin_T1R = rope
-    pool = slots.pool
+    k_PKBH, v_PKBH = slots.k_PKBH, slots.v_PKBV
+    assert k_PKBH.stride() == v_PKBH.stride(), "K and V have other strides"
     heads = min(triton.next_power_of_2(all_heads), MOST_HEADS)
     _rotate_store[(tokens, triton.cdiv(all_heads, heads))](
         *(heads_TZH, cos_T1R, sin_T1R, cos_T1R.stride(0)),
         *(heads_TZH if norm is None else norm.weight_XH, 0.0 if norm is None else norm.eps),
-        *(pool, slots.slots_T, slots.layer, *pool.stride()[:5]),
+        *(k_PKBH, v_PKBH.storage_offset() - k_PKBH.storage_offset(), slots.slots_T),
+        *k_PKBH.stride()[:3],
         HAS_NORM=norm is not None,
         QUERIES=num_heads,
         ALL=all_heads,
-        BLOCK=pool.shape[4],
+        BLOCK=k_PKBH.shape[2],
         HALF=dim // 2,
         ROTARY=cos_T1R.shape[-1],
         HALF_P=triton.next_power_of_2(dim // 2),
@@ -49,7 +52,7 @@ def rotate_store(
     )
 
 
-@triton.jit(do_not_specialize=["layer"])
+@triton.jit
 def _rotate_store(
     heads_ptr: tl.tensor,
     cos_ptr: tl.tensor,
@@ -58,11 +61,9 @@ def _rotate_store(
     weight_ptr: tl.tensor,
     eps: tl.tensor,
     pool_ptr: tl.tensor,
-    slots_ptr: tl.tensor,
-    layer: tl.tensor,
-    block_stride: tl.tensor,
-    layer_stride: tl.tensor,
     part_stride: tl.tensor,
+    slots_ptr: tl.tensor,
+    block_stride: tl.tensor,
     head_stride: tl.tensor,
     slot_stride: tl.tensor,
     HAS_NORM: tl.constexpr,
@@ -109,8 +110,7 @@ def _rotate_store(
     slot = tl.load(slots_ptr + token)
     kept = inside & (head >= QUERIES) & (slot >= 0)
     part, kv_head = (head - QUERIES) // KV, (head - QUERIES) % KV
-    place = (slot // BLOCK) * block_stride + layer.to(tl.int64) * layer_stride
-    place += (slot % BLOCK) * slot_stride
+    place = (slot // BLOCK) * block_stride + (slot % BLOCK) * slot_stride
     to = pool_ptr + place + part * part_stride + kv_head * head_stride
     tl.store(to + low, first, mask=kept)
     tl.store(to + high, second, mask=kept)

@@ -21,12 +21,14 @@ class Measured:
 class MemoryDemand:
     """What an engine has to hold and to compute.
 
+    `dtype` is that of weights and of the tensors of a step; the KV's are in the layout.
     `kv_memory` (bytes) or `kv_blocks` is given for a pool of fixed size. Without `max_model_len`,
     the limit is what the pool can hold. `measured` bytes replace the formulas.
     """
 
     config: ModelConfig
     layout: KVLayout
+    dtype: str
     device: str  # "cpu" or "cuda"
     kernels: str  # "torch" or "triton"
     graphs: bool
@@ -40,7 +42,7 @@ class MemoryDemand:
 
     @property
     def item(self) -> int:
-        return ITEM_BYTES[self.layout.dtype]
+        return ITEM_BYTES[self.dtype]
 
     @property
     def pool_blocks(self) -> int | None:

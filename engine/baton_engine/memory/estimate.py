@@ -5,18 +5,21 @@ that are alive during a step, of CUDA graphs, and of KV.
 
     pool = share * total - held by others - weights - activations - graphs - spare
 
-The formulas count the peak of live tensors. Per token, in the compute dtype: the residual stream,
-the delta added to it and its norm (3 D), and either attention's q, k and v, their rotated copies
-and the output (2 Z H + N H), or the MLP's gate, up and product (4 F). Per sampled row: the logits
-and the tensors that sampling makes from them.
+The formulas count the peak of live tensors. Per token: the residual stream, the delta added to it
+and its norm (3 D), and what the layer holds in its attention or in its MLP, which the family counts
+(see `config.layer_counts`). Per sampled row: the logits and the tensors that sampling makes from
+them.
 
-Shapes: T tokens of the step, D hidden size, F MLP size, N query heads, K kv heads, Z = N + 2 K,
-H head_dim, V vocabulary.
+Shapes: T tokens of the step, D hidden size, V vocabulary.
 """
 
 from __future__ import annotations
 
+from functools import lru_cache
+
 from baton_engine.config.buckets import buckets
+from baton_engine.config.families import find_family
+from baton_engine.config.layer_counts import DECODER, LayerCounts
 from baton_engine.config.model_config import ModelConfig
 from baton_engine.config.step_sizes import (
     KEYS_COPIED,
@@ -60,16 +63,13 @@ def measured_bytes(*, reserved: int, step: int, free: int, room: MemoryBudget) -
     return Measured(resident=reserved + min(max(0, beside), LOADED_CODE_BYTES), step=step)
 
 
+@lru_cache
 def count_weights(config: ModelConfig) -> int:
     """Number of parameters of this model."""
-    hidden, width = config.hidden_size, config.head_dim
-    queries, keys = config.num_heads * width, config.num_kv_heads * width
-    layer = hidden * (2 * queries + 2 * keys + 3 * config.intermediate_size)
-    layer += (4 if config.norms_after else 2) * hidden
-    layer += (queries + 2 * keys) * config.qkv_bias + hidden * config.output_bias
-    layer += (2 * config.intermediate_size + hidden) * config.mlp_bias + 2 * width * config.qk_norm
+    hidden, counts = config.hidden_size, _counts_of(config)
+    layers = sum(counts.weights(config, layer) for layer in range(config.num_layers))
     heads = 1 if config.tied else 2
-    return heads * config.vocab_size * hidden + config.num_layers * layer + hidden
+    return heads * config.vocab_size * hidden + layers + hidden
 
 
 def weight_bytes(demand: MemoryDemand) -> int:
@@ -135,15 +135,25 @@ def _step_bytes(demand: MemoryDemand, tokens: int) -> int:
 
 def _layers_bytes(demand: MemoryDemand, tokens: int) -> int:
     """Bytes of a step's tensors up to its hidden states, without those of `_attention_bytes`."""
-    config = demand.config
-    heads = config.num_heads + 2 * config.num_kv_heads
-    attention = (2 * heads + config.num_heads) * config.head_dim
-    mlp = 4 * config.intermediate_size
-    if config.activation == "gelu_tanh" and demand.kernels == "torch":
-        # The gate and its gelu are in float32.
-        mlp = 2 * config.intermediate_size * (demand.item + FLOAT32_BYTES) // demand.item
-    layers = tokens * (3 * config.hidden_size + max(attention, mlp)) * demand.item
+    largest = _largest_part(demand.config, demand.kernels, demand.item)
+    layers = tokens * (3 * demand.config.hidden_size * demand.item + largest)
     return layers + (STORED_SPLIT_BYTES if demand.stored_splits else 0)
+
+
+@lru_cache
+def _largest_part(config: ModelConfig, kernels: str, item: int) -> int:
+    """The most bytes per token that a step holds in a part of a layer."""
+    counts = _counts_of(config)
+    return max(
+        part.compute * item + part.float32 * FLOAT32_BYTES
+        for layer in range(config.num_layers)
+        for part in counts.step(config, layer, kernels)
+    )
+
+
+def _counts_of(config: ModelConfig) -> LayerCounts:
+    family = find_family(config.architecture)
+    return DECODER if family is None else family.counts
 
 
 def _attention_bytes(demand: MemoryDemand, length: int) -> int:
@@ -151,11 +161,13 @@ def _attention_bytes(demand: MemoryDemand, length: int) -> int:
     and V; and per score of the tokens and heads that are computed at a time the numbers of
     SCORE_BYTES, products and weights in the compute dtype, and sums of V for each split.
     """
-    layout, config = demand.layout, demand.config
+    layout, config, item = demand.layout, demand.config, demand.item
     split = split_blocks(layout.block_size) * layout.block_size
     keys = -(-length // split) * split
     queries = max(min(demand.max_batched_tokens, length), demand.max_num_seqs)
     scores = min(config.num_heads * queries * keys, max(SCORES_AT_ONCE, config.num_heads * keys))
-    score_bytes = SCORE_BYTES + 3 * demand.item + 3 * demand.item * layout.head_dim // SPLIT_KEYS
-    copies = 2 * demand.item * max(layout.num_kv_heads * layout.head_dim * keys, KEYS_COPIED)
+    score_bytes = SCORE_BYTES + 3 * item + 3 * item * config.attention[0].value_dim // SPLIT_KEYS
+    kept = max(field.heads * field.size for field in layout.kv_fields)
+    # Latent rows are copied as K, and as V in two steps.
+    copies = (2 if config.latent is None else 3) * item * max(kept * keys, KEYS_COPIED)
     return copies + score_bytes * scores

@@ -57,7 +57,7 @@ def _numbers(demand: MemoryDemand, room: MemoryBudget) -> str:
     listed = " + ".join(f"{name} {gib(size)}" for name, size in parts.items() if size)
     return (
         f"{_what(demand, room)} does not fit: {listed} = {gib(needed_bytes(demand))} GiB in "
-        f"{demand.layout.dtype}, and {_room(demand, room)}"
+        f"{demand.dtype}, and {_room(demand, room)}"
     )
 
 

@@ -100,10 +100,12 @@ def _fewer_seqs(demand: MemoryDemand, room: MemoryBudget) -> Remedy | None:
 
 
 def _bfloat16(demand: MemoryDemand, room: MemoryBudget) -> Remedy | None:
-    if demand.layout.dtype != "float32":
+    if demand.dtype != "float32":
         return None
-    layout = msgspec.structs.replace(demand.layout, dtype="bfloat16")
-    return Remedy("--dtype bfloat16", replace(demand, layout=layout), room)
+    to, layout = "bfloat16", demand.layout
+    fields = tuple(msgspec.structs.replace(field, dtype=to) for field in layout.fields)
+    layout = msgspec.structs.replace(layout, dtype=to, fields=fields)
+    return Remedy(f"--dtype {to}", replace(demand, dtype=to, layout=layout), room)
 
 
 def _larger_share(demand: MemoryDemand, room: MemoryBudget) -> Remedy | None:

@@ -12,7 +12,7 @@ from baton_engine.config.engine_config import TorchSettings
 from baton_engine.config.model_config import ModelConfig, compute_dtype
 from baton_engine.errors import SettingsError
 from baton_engine.memory.demand import MemoryDemand
-from baton_protocol.layout import KVGroup, KVLayout, default_chunk_blocks
+from baton_protocol.layout import LATENT, KVField, KVGroup, KVLayout, default_chunk_blocks
 
 # Default size of the pool on a CPU, where other processes share the memory.
 CPU_KV_BYTES = 1 << 30
@@ -47,13 +47,15 @@ def demand_of(
             f"--max-model-len {wanted} exceeds the model's max_position_embeddings "
             f"{config.max_positions}"
         )
+    dtype = compute_dtype(config, settings.dtype)
     return MemoryDemand(
         config=config,
         layout=layout,
+        dtype=dtype,
         device=device,
         kernels=kernels,
         graphs=device == "cuda" and kernels == "triton" and not settings.enforce_eager,
-        max_batched_tokens=settings.max_batched_tokens or batched_tokens(layout.dtype, card),
+        max_batched_tokens=settings.max_batched_tokens or batched_tokens(dtype, card),
         max_num_seqs=settings.max_num_seqs,
         max_model_len=wanted,
         kv_memory=settings.kv_memory,
@@ -100,23 +102,28 @@ def groups_of(config: ModelConfig) -> tuple[KVGroup, ...]:
 def layout_of(settings: TorchSettings, config: ModelConfig) -> KVLayout:
     """The layout of the engine's KV. Raises SettingsError if --kv-shards does not divide the
     model's KV heads."""
-    shards, heads = settings.kv_shards, config.num_kv_heads
-    if heads % shards:
-        able = ", ".join(str(each) for each in range(1, heads + 1) if heads % each == 0)
-        raise SettingsError(
-            f"--kv-shards {shards} does not divide the model's {heads} KV heads; use one of {able}"
-        )
-    layout = KVLayout(
+    fields = config.kv_fields(compute_dtype(config, settings.dtype))
+    layout = KVLayout.of_fields(
+        fields,
         num_layers=config.num_layers,
-        num_kv_heads=heads,
-        head_dim=config.head_dim,
         block_size=settings.block_size,
-        dtype=compute_dtype(config, settings.dtype),
         chunk_blocks=settings.chunk_blocks or 1,
-        kv_shards=shards,
+        kv_shards=settings.kv_shards,
         groups=groups_of(config),
     )
+    if layout.undivided is not None:
+        raise _undivided(layout.undivided, settings.kv_shards)
     if settings.chunk_blocks is not None:
         return layout
     chunk_blocks = default_chunk_blocks(layout.chunk_bytes, layout.kv_shards)
     return msgspec.structs.replace(layout, chunk_blocks=chunk_blocks)
+
+
+def _undivided(field: KVField, shards: int) -> SettingsError:
+    able = [str(each) for each in range(1, field.heads + 1) if field.heads % each == 0]
+    what = f"{field.heads} KV heads"
+    if field.name == LATENT:
+        what = "latent rows, which all heads share"
+    return SettingsError(
+        f"--kv-shards {shards} does not divide the model's {what}; use one of {', '.join(able)}"
+    )

@@ -15,7 +15,9 @@ from baton_engine.attention.exact.row_rule import Product
 from baton_engine.attention.interface import StepAttention
 from baton_engine.config.model_config import ModelConfig
 from baton_engine.layers.decoder_layers import Attention, GatedMLP, RMSNorm
+from baton_engine.layers.latent_attention import LatentAttention
 from baton_engine.layers.linear_method import HEAD
+from baton_engine.layers.moe import MoE
 from baton_engine.layers.parameter import WeightSlots
 from baton_engine.layers.rotary import Rope, RopeTables
 
@@ -27,8 +29,9 @@ class DecoderLayer:
     Families override the types of the parts, and the methods `make_...`.
     """
 
-    attention_type: type[Attention] = Attention
+    attention_type: type[Attention] | type[LatentAttention] = Attention
     mlp_type: type[GatedMLP] = GatedMLP
+    moe_type: type[MoE] = MoE
 
     def __init__(self, slots: WeightSlots, layer: int, config: ModelConfig) -> None:
         name = f"model.layers.{layer}"
@@ -39,6 +42,8 @@ class DecoderLayer:
     def make_mlp(
         self, slots: WeightSlots, name: str, layer: int, config: ModelConfig
     ) -> Callable[[torch.Tensor], torch.Tensor]:
+        if config.experts is not None and config.experts.layers[layer]:
+            return self.moe_type(slots, name, config, config.experts)
         return self.mlp_type(slots, name, config)
 
     def make_norms(self, slots: WeightSlots, name: str, config: ModelConfig) -> None:
@@ -73,7 +78,7 @@ class Decoder:
         )
         # Rounded to the compute dtype, as in transformers.
         self._embed_scale = torch.tensor(config.embed_scale, dtype=slots.dtype).item()
-        self._rope = Rope(config.rope, config.head_dim, slots.dtype, slots.device)
+        self._rope = Rope(config.rope, config.rope_dim, slots.dtype, slots.device)
         self._layers = [self.layer_type(slots, layer, config) for layer in range(config.num_layers)]
         self._norm = self.norm_type(slots, "model.norm", config.hidden_size, config.norm_eps)
         head_VD = (

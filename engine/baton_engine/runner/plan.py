@@ -16,7 +16,7 @@ import torch
 from baton_engine.attention.selector import Kernels, choose_kernels
 from baton_engine.config.engine_config import TorchSettings
 from baton_engine.config.families import read_config
-from baton_engine.config.model_config import ModelConfig
+from baton_engine.config.model_config import ModelConfig, compute_dtype
 from baton_engine.errors import SettingsError
 from baton_engine.kv.host_blocks import slots_for
 from baton_engine.memory.demand import Measured, MemoryBudget, MemoryDemand
@@ -79,7 +79,7 @@ def make_plan(
         logger.warning("%s", unused)
     layout = layout_of(settings, config)
     host_slots = slots_for(settings.host_kv_memory, layout)
-    kernels = choose_kernels(settings.kernels, device, layout.dtype)
+    kernels = choose_kernels(settings.kernels, device, compute_dtype(config, settings.dtype))
     room = _room(settings, device, free())
     card = room.total if room is not None and device.type == "cuda" else None
     demand = demand_of(settings, config, layout, kernels=kernels, card=card)

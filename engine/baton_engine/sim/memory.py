@@ -9,7 +9,7 @@ import numpy.typing as npt
 
 from baton_engine.sim.model import MASK, mix
 from baton_protocol.ids import BlockId
-from baton_protocol.layout import ITEM_BYTES, KVLayout
+from baton_protocol.layout import KVLayout
 
 Words = npt.NDArray[np.uint64]
 WORD_BYTES = 8
@@ -31,12 +31,13 @@ class SimMemory:
 
     def __init__(self, layout: KVLayout, num_blocks: int) -> None:
         self.layout = layout
-        words = layout.head_dim * ITEM_BYTES[layout.dtype] // WORD_BYTES
-        shape = (layout.group_layers, 2, layout.num_kv_heads)
+        field, fields = layout.kv_fields[0], len(layout.kv_fields)
+        words = field.row_bytes // WORD_BYTES
+        shape = (layout.group_layers, fields, field.heads)
         self._pool: Words = np.zeros(
             (num_blocks + 1, *shape, layout.block_size, words), dtype=np.uint64
         )
-        shards, pieces = layout.kv_shards, 2 * layout.group_layers
+        shards, pieces = layout.kv_shards, fields * layout.group_layers
         self._bytes = self._pool.view(np.uint8).reshape(num_blocks + 1, pieces, shards, -1)
         self._heads = self._pool.reshape(
             num_blocks + 1, *shape[:2], shards, -1, layout.block_size, words
@@ -78,7 +79,7 @@ class SimMemory:
         self._digests[list(targets)] = self._digests[list(sources)]
 
     def _checked(self, blocks: Sequence[BlockId], data: memoryview) -> npt.NDArray[np.uint8]:
-        """View `data` as [blocks, 2 * layers, bytes of a shard's heads]. Raises ValueError for
+        """View `data` as [blocks, pieces, bytes of a shard's heads]. Raises ValueError for
         another size."""
         size = self.layout.block_bytes // self.layout.kv_shards
         if data.nbytes != len(blocks) * size:
@@ -86,7 +87,7 @@ class SimMemory:
                 f"{data.nbytes} bytes for {len(blocks)} blocks; {len(blocks) * size} are needed"
             )
         rows = np.frombuffer(data, dtype=np.uint8)
-        return rows.reshape(len(blocks), 2 * self.layout.group_layers, -1)
+        return rows.reshape(len(blocks), self._bytes.shape[1], -1)
 
     def extend(self, tokens: Sequence[int], start: int, blocks: Sequence[BlockId]) -> list[int]:
         """Write the KV of `tokens` at positions [start, start + len(tokens)). Returns D of each
@@ -120,7 +121,7 @@ class SimMemory:
         slots_T = positions_T % size
         for table, salt in zip(tables, self._salts, strict=True):
             blocks_T, salted_T = table[positions_T // size], states_T * np.uint64(salt)
-            # The index arrays are not adjacent, so numpy puts their axis first: [T, layer, 2,
+            # The index arrays are not adjacent, so numpy puts their axis first: [T, layer, field,
             # head, word].
             self._pool[blocks_T, :, :, :, slots_T, :] = (
                 salted_T[:, None, None, None, None] * self._spread

@@ -33,7 +33,7 @@ def fill_slots(slots: WeightSlots) -> None:
         place = parameter.place
         if name.endswith(NORM):
             place.fill_(1.0)
-        elif place.dim() == 1:
+        elif place.dim() == 1 or name.endswith("bias"):
             place.zero_()
         else:
             place.normal_(0.0, STD, generator=noise)

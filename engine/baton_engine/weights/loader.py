@@ -34,17 +34,19 @@ def load_weights(
     bytes of each loaded tensor in its file. Raises WeightsError."""
     parameters = slots.parameters
     owner: dict[str, Path] = {}
+    shapes: dict[str, tuple[int, ...]] = {}
     for path in weight_files(folder):
         for entry in read_entries(path):
             if entry.name in owner:
                 raise WeightsError(f"{entry.name} is in {owner[entry.name].name} and {path.name}")
-            owner[entry.name] = path
-            parameter = parameters.get(entry.name)
-            if parameter is not None and parameter.shape != entry.shape:
-                raise WeightsError(
-                    f"{entry.name} has shape {list(entry.shape)}; "
-                    f"the config asks for {list(parameter.shape)}"
-                )
+            owner[entry.name], shapes[entry.name] = path, entry.shape
+    slots.use_spelling(owner)
+    for name, shape in shapes.items():
+        parameter = parameters.get(name)
+        if parameter is not None and parameter.shape != shape:
+            raise WeightsError(
+                f"{name} has shape {list(shape)}; the config asks for {list(parameter.shape)}"
+            )
     _refuse(parameters.keys() - owner.keys(), f"{folder} lacks")
     left_over = {name for name in owner.keys() - parameters.keys() if not ignorable(name, config)}
     _refuse(left_over, f"{folder} holds tensors that {config.architecture} has no use for:")

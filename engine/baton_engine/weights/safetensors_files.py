@@ -107,5 +107,7 @@ def _entry(name: str, value: Mapping[str, list[int]], base: int) -> Entry:
 
 def ignorable(name: str, config: ModelConfig) -> bool:
     """Whether the tensor is optional and does not affect the model: a rotary buffer (computed from
-    the config), or a tied model's copy of the embedding."""
-    return name.endswith("rotary_emb.inv_freq") or (config.tied and name == "lm_head.weight")
+    the config), a tied model's copy of the embedding, or a part that is not used."""
+    if name.endswith("rotary_emb.inv_freq") or name.startswith(config.unused_tensors):
+        return True
+    return config.tied and name == "lm_head.weight"

@@ -73,10 +73,10 @@ class DataPlane:
     ) -> None:
         if not urls:
             raise StoreMisconfigured("no data URL; give at least one")
-        shards = layout.kv_shards
-        if shards < 1 or layout.num_kv_heads % shards:
+        shards, undivided = layout.kv_shards, layout.undivided
+        if undivided is not None:
             raise StoreMisconfigured(
-                f"kv_shards is {shards}; give a divisor of the {layout.num_kv_heads} KV heads"
+                f"kv_shards is {shards}; give a divisor of the {undivided.heads} KV heads"
             )
         tuning = tuning or Tuning()
         self._format = Format(layout, fingerprint, epoch, tuning.ttl_base_s)

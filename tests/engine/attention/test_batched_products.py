@@ -31,7 +31,7 @@ def tested_again(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 
 
 def products_of(dtype: torch.dtype, keys: int = KEYS) -> BatchedProducts:
-    return BatchedProducts.for_heads(dtype, CPU, DIM, keys)
+    return BatchedProducts.for_heads(dtype, CPU, DIM, value_dim=DIM, keys=keys)
 
 
 def replace_bmm(

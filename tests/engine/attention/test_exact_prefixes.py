@@ -20,10 +20,10 @@ from baton_engine.config.step_sizes import SPLIT_KEYS
 from baton_engine.interface import Row
 from baton_engine.kv.kv_pool import TorchMemory
 from baton_protocol.ids import BlockId
-from tests.support.engines.attention_specs import batch_of, specs_of
+from tests.support.engines.attention_specs import batch_of, sinks_of, specs_of
 from tests.support.engines.demands import kv_layout
 from tests.support.engines.exactness import Tally, compare_all
-from tests.support.engines.small_pool import BLOCK, DIM, LAYERS, POOL, expected_of, memory_of
+from tests.support.engines.small_pool import BLOCK, DIM, LAYERS, POOL, expected_of, kv_of, memory_of
 from tests.support.engines.tiny_models import prompt_of
 from tests.support.engines.torch_engines import generate_ids, small_engine
 
@@ -39,9 +39,9 @@ def reading(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> 
 
 
 def attention_of(
-    memory: TorchMemory, heads: int, windows: Sequence[int | None] = ()
+    memory: TorchMemory, heads: int, windows: Sequence[int | None] = (), *, sinks: bool = False
 ) -> TorchAttention:
-    return TorchAttention(memory, specs_of(memory.layout, heads, windows))
+    return TorchAttention(memory, specs_of(memory.layout, heads, windows, sinks=sinks))
 
 
 def rows_of(groups: Sequence[Group]) -> list[Row]:
@@ -57,17 +57,22 @@ def rows_of(groups: Sequence[Group]) -> list[Row]:
 
 
 def attend(
-    step: TorchStep, memory: TorchMemory, rows: Sequence[Row], layer: int, heads: tuple[int, int]
+    step: TorchStep,
+    memory: TorchMemory,
+    rows: Sequence[Row],
+    layer: int,
+    heads: tuple[int, int],
+    sinks_N: torch.Tensor | None = None,
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """A layer's outputs for random queries, keys and values, and the expected outputs."""
     noise = torch.Generator().manual_seed(layer)
     q_TNH, k_TKH, v_TKH = (
-        torch.randn(len(rows), count, DIM, generator=noise).to(memory.pool.dtype)
+        torch.randn(len(rows), count, DIM, generator=noise).to(memory.fields["k"].dtype)
         for count in (heads[0], heads[1], heads[1])
     )
-    actual_TNH = step.attend(layer, q_TNH, k_TKH, v_TKH)
+    actual_TNH = step.attend(layer, q_TNH, k_TKH, v_TKH, sinks_N=sinks_N)
     expected = [
-        expected_of(memory, layer, row, q_TNH[index : index + 1], None)
+        expected_of(memory, layer, row, q_TNH[index : index + 1], None, sinks_N)
         for index, row in enumerate(rows)
     ]
     return actual_TNH.double(), torch.cat(expected)
@@ -103,24 +108,26 @@ def sizes(rows: Sequence[Row]) -> list[int]:
 @pytest.mark.pairwise
 @pytest.mark.usefixtures("reading")
 @pytest.mark.parametrize(("dtype", "near"), [("float32", 1e-6), ("bfloat16", 1e-2)])
+@pytest.mark.parametrize("sinks", [False, True], ids=["no sinks", "sinks"])
 @pytest.mark.parametrize("heads", [(4, 4), (4, 2), (4, 1), (6, 2)])
 @pytest.mark.parametrize("name", GROUPS)
 def test_rows_that_share_blocks_equal_the_definition(
-    name: str, heads: tuple[int, int], dtype: str, near: float
+    name: str, heads: tuple[int, int], sinks: bool, dtype: str, near: float
 ) -> None:
     groups, expected_sizes = GROUPS[name]
     memory, rows = memory_of(heads[1], dtype), rows_of(groups)
     assert sizes(rows) == expected_sizes
-    step = attention_of(memory, heads[0]).begin(batch_of(rows, memory.layout))
+    step = attention_of(memory, heads[0], sinks=sinks).begin(batch_of(rows, memory.layout))
+    sinks_N = sinks_of(heads[0]) if sinks else None
     for layer in range(LAYERS):
-        actual, expected = attend(step, memory, rows, layer, heads)
+        actual, expected = attend(step, memory, rows, layer, heads, sinks_N)
         torch.testing.assert_close(actual, expected, rtol=10 * near, atol=near)
 
 
 def test_scores_that_differ_by_much_equal_the_definition() -> None:
     """One key dominates, in a shared split or in a row's own."""
     memory, rows = memory_of(2), rows_of([(112, (3, 50, 1))])
-    memory.pool[:, :, 0] *= 30
+    kv_of(memory)[:, :, 0] *= 30
     actual, expected = attend(
         attention_of(memory, 4).begin(batch_of(rows, memory.layout)), memory, rows, 0, (4, 2)
     )
@@ -136,29 +143,32 @@ def test_attention_with_shared_prefixes_reads_only_the_rows_own_positions(dtype:
     for row in rows:
         for position in range(row.start + 1):
             seen[row.blocks[position // BLOCK], position % BLOCK] = True
-    memory.pool.masked_fill_(~seen[:, None, None, None, :, None], torch.nan)
+    kv_of(memory).masked_fill_(~seen[:, None, None, None, :, None], torch.nan)
     step = attention_of(memory, 4).begin(batch_of(rows, memory.layout))
     for layer in range(LAYERS):
         actual, _ = attend(step, memory, rows, layer, (4, 2))
         assert actual.isfinite().all()
 
 
+@pytest.mark.pairwise
 @pytest.mark.usefixtures("reading")
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+@pytest.mark.parametrize("sinks", [False, True], ids=["no sinks", "sinks"])
 @pytest.mark.parametrize("name", GROUPS)
-def test_a_row_gets_the_same_bits_as_alone(name: str, dtype: str) -> None:
+def test_a_row_gets_the_same_bits_as_alone(name: str, sinks: bool, dtype: str) -> None:
     memory, rows = memory_of(2, dtype), rows_of(GROUPS[name][0])
-    together, _ = attend(
-        attention_of(memory, 4).begin(batch_of(rows, memory.layout)), memory, rows, 0, (4, 2)
-    )
+    attention, sinks_N = attention_of(memory, 4, sinks=sinks), sinks_of(4) if sinks else None
+    step = attention.begin(batch_of(rows, memory.layout))
+    together, _ = attend(step, memory, rows, 0, (4, 2), sinks_N)
     noise = torch.Generator().manual_seed(0)
     q_TNH, k_TKH, v_TKH = (
-        torch.randn(len(rows), n, DIM, generator=noise).to(memory.pool.dtype) for n in (4, 2, 2)
+        torch.randn(len(rows), n, DIM, generator=noise).to(memory.fields["k"].dtype)
+        for n in (4, 2, 2)
     )
     for index, row in enumerate(rows):
         part = slice(index, index + 1)
-        step = attention_of(memory, 4).begin(batch_of([row], memory.layout))
-        alone = step.attend(0, q_TNH[part], k_TKH[part], v_TKH[part])
+        step = attention.begin(batch_of([row], memory.layout))
+        alone = step.attend(0, q_TNH[part], k_TKH[part], v_TKH[part], sinks_N=sinks_N)
         assert torch.equal(together[part], alone.double())
 
 
@@ -221,10 +231,14 @@ def test_ids_after_a_shared_prompt_equal_those_of_transformers(
     attend = PagedRows.attend
 
     def recording_attend(
-        group: PagedRows, layer: int, q_RNH: torch.Tensor, spec: AttentionSpec
+        group: PagedRows,
+        layer: int,
+        q_RNH: torch.Tensor,
+        spec: AttentionSpec,
+        sinks_N: torch.Tensor | None = None,
     ) -> torch.Tensor:
         group_sizes.append(len(q_RNH) if group.shared else 0)
-        return attend(group, layer, q_RNH, spec)
+        return attend(group, layer, q_RNH, spec, sinks_N)
 
     monkeypatch.setattr(PagedRows, "attend", recording_attend)
     engine = small_engine(folder)

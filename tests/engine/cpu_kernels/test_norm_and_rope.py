@@ -75,7 +75,8 @@ def test_heads_are_normed_rotated_and_stored(
     cos, sin = (table.double() for table in rope)
     turned[..., :half], turned[..., half : 2 * half] = a * cos - b * sin, b * cos + a * sin
     values = given[:, both:].clone()
-    q = rotate_store(given, heads, (weight, EPS) if with_norm else None, rope, pool, layer, slots)
+    kv = pool[:, layer, 0], pool[:, layer, 1]
+    q = rotate_store(given, heads, (weight, EPS) if with_norm else None, rope, kv, slots)
     assert_close(q, turned[:, :heads])
     assert_close(given[:, heads:both], turned[:, heads:])
     assert torch.equal(given[:, both:], values)
@@ -91,7 +92,7 @@ def test_heads_are_not_stored_in_a_pool_of_another_dtype() -> None:
     pool = torch.full((2, 1, 2, 1, 4, 32), torch.nan, dtype=torch.bfloat16)
     rope, slots = (noise(1, 1, 16), noise(1, 1, 16)), torch.tensor([5])
     with pytest.raises(ValueError, match=r"torch\.float32 do not fit a pool in torch\.bfloat16"):
-        rotate_store(noise(1, 3, 32), 1, None, rope, pool, 0, slots)
+        rotate_store(noise(1, 3, 32), 1, None, rope, (pool[:, 0, 0], pool[:, 0, 1]), slots)
     assert pool.isnan().all()
 
 

@@ -12,6 +12,7 @@ import torch
 
 from baton_engine.attention.exact import paged_products
 from baton_engine.attention.exact.paged_products import Arrays, Orders, PagedMatrices
+from baton_engine.attention.layer_kv import LayerKV
 from baton_engine.cpu_kernels import openmp
 from baton_engine.cpu_kernels.attention_task import Order, Part
 
@@ -53,6 +54,7 @@ def matrices_of(order: Order, seen_X2: npt.NDArray[np.int64]) -> PagedMatrices:
     """Each matrix has pages of its own, in reverse order, and rows of its own."""
     return PagedMatrices(
         np.arange(X * P)[::-1].reshape(X, P),
+        np.zeros(X, np.int32),
         np.arange(X * M).reshape(X, M),
         seen_X2,
         split=S,
@@ -71,13 +73,13 @@ def arrays_of(k_pages: torch.Tensor, v_pages: torch.Tensor | None = None, seed: 
     """Random queries, and no scores, sums or output yet."""
     noise = torch.Generator().manual_seed(seed)
     queries_QH = torch.randn(X * M, H, generator=noise).to(k_pages.dtype)
+    v_pages = k_pages if v_pages is None else v_pages
     return Arrays(
-        k_pages=k_pages,
-        v_pages=k_pages if v_pages is None else v_pages,
+        kv=LayerKV(*(pages.view(-1, 1, B, H) for pages in (k_pages, v_pages))),
         queries_QH=queries_QH,
         scores_QL=torch.full((X * M, KEYS), torch.nan),
-        sums_QH=torch.full((X * M, H), torch.nan),
-        output_QH=torch.full_like(queries_QH, torch.nan),
+        sums_QV=torch.full((X * M, H), torch.nan),
+        output_QV=torch.full_like(queries_QH, torch.nan),
     )
 
 
@@ -123,7 +125,7 @@ def test_values_are_added_in_the_given_order_split_by_split(order: Order) -> Non
         weights = rounded(weights_XML[:, :, some])
         products = np.einsum("xms,xsh->sxmh", weights, values_XLH[:, some])
         expected += rounded(in_order(products, order))
-    np.testing.assert_array_equal(arrays.sums_QH.numpy().reshape(X, M, H), expected)
+    np.testing.assert_array_equal(arrays.sums_QV.numpy().reshape(X, M, H), expected)
 
 
 @pytest.mark.usefixtures("threads")
@@ -137,10 +139,10 @@ def test_all_parts_at_once_give_the_bits_of_the_parts_in_turn(dtype: torch.dtype
             matrices_of(Order.IN_TURN, SEEN).compute(part, arrays, 0.25)
         found.append(arrays)
     at_once, in_turn = found
-    assert torch.equal(at_once.output_QH, in_turn.output_QH)
+    assert torch.equal(at_once.output_QV, in_turn.output_QV)
     weights_QL = in_turn.scores_QL
     torch.testing.assert_close(weights_QL.sum(1), torch.ones(X * M), rtol=1e-5, atol=0)
-    assert torch.equal(in_turn.output_QH, in_turn.sums_QH.to(dtype))
+    assert torch.equal(in_turn.output_QV, in_turn.sums_QV.to(dtype))
 
 
 def test_kernels_run_on_one_thread_beside_another_openmp_library(
@@ -152,5 +154,5 @@ def test_kernels_run_on_one_thread_beside_another_openmp_library(
         monkeypatch.setattr(openmp, "_parallel", lambda there=parallel: there)
         arrays = arrays_of(pages)
         matrices_of(Order.IN_TURN, SEEN).compute(Part.ALL, arrays, 1.0)
-        found.append(arrays.output_QH)
+        found.append(arrays.output_QV)
     assert torch.equal(*found)

@@ -56,8 +56,20 @@ def test_softmax_equals_its_definition_whatever_is_hidden_beside_it() -> None:
     assert torch.equal(found[:, :272], shorter)
 
 
+def test_a_sink_is_one_more_score_whose_weight_is_left_out() -> None:
+    """Below, among and far above the other scores; -inf is no sink."""
+    scores, sinks = noise(4, 64), torch.tensor([-9.0, 3.0, 90.0, -torch.inf])
+    found = softmax_(scores.clone(), sinks)
+    expected = torch.cat((scores, sinks[:, None]), 1).double().softmax(-1)[:, :-1]
+    torch.testing.assert_close(found.double(), expected, rtol=1e-5, atol=1e-30)
+    assert torch.equal(found[3], softmax_(scores[3:].clone())[0])
+
+
+@pytest.mark.parametrize("sunk", [False, True], ids=["no sinks", "sinks"])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
-def test_weights_of_a_prompt_are_the_softmax_of_what_each_row_sees(dtype: torch.dtype) -> None:
+def test_weights_of_a_prompt_are_the_softmax_of_what_each_row_sees(
+    dtype: torch.dtype, sunk: bool
+) -> None:
     """Of 6 rows of scores, 5 are used; the keys that a row does not see may be NaN."""
     matrices, height, keys, split = 2, 6, 192, 64
     scores = noise(matrices, height, keys)
@@ -66,8 +78,9 @@ def test_weights_of_a_prompt_are_the_softmax_of_what_each_row_sees(dtype: torch.
     for row, (begin, end) in enumerate(seen):
         expected[:, row, begin:end] = scores[:, row, begin:end]
         scores[:, row, :begin] = scores[:, row, end:] = torch.nan
-    softmax_(expected.view(-1, keys))
-    found = prompt_weights(scores, seen, split, dtype)[:, :, : len(seen)]
+    sinks = noise(matrices, len(seen)) if sunk else None
+    softmax_(expected.view(-1, keys), None if sinks is None else sinks.flatten())
+    found = prompt_weights(scores, seen, split, dtype, sinks_XM=sinks)[:, :, : len(seen)]
     assert torch.equal(found.transpose(1, 2).flatten(2), expected.to(dtype))
 
 

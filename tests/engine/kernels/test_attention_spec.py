@@ -1,4 +1,5 @@
-"""Scale, window and soft cap of a layer: TritonAttention gives the outputs of TorchAttention."""
+"""Scale, window, soft cap and sinks of a layer: TritonAttention gives the outputs of
+TorchAttention."""
 
 from __future__ import annotations
 
@@ -11,10 +12,11 @@ from baton_engine.config.model_config import AttentionSpec
 from baton_engine.interface import Row
 from baton_engine.kv.kv_pool import TorchMemory
 from baton_protocol.ids import BlockId
-from tests.support.engines.attention_specs import batch_of
+from tests.support.engines.attention_specs import batch_of, sinks_of
 from tests.support.engines.demands import kv_layout
 from tests.support.engines.kernels import DEVICE, noise
 from tests.support.engines.paged import assert_near
+from tests.support.engines.small_pool import kv_of
 
 BLOCK, HEADS, KV_HEADS = 4, 4, 2
 ROWS = {
@@ -31,7 +33,12 @@ ROWS = {
 
 
 def spec(
-    dim: int, scale: float, window: int | None = None, soft_cap: float | None = None
+    dim: int,
+    scale: float,
+    window: int | None = None,
+    soft_cap: float | None = None,
+    *,
+    sinks: bool = False,
 ) -> AttentionSpec:
     return AttentionSpec(
         num_heads=HEADS,
@@ -40,6 +47,7 @@ def spec(
         scale=scale,
         window=window,
         soft_cap=soft_cap,
+        sinks=sinks,
     )
 
 
@@ -49,6 +57,7 @@ SPECS = {
     "a soft cap": spec(16, 1.0, soft_cap=2.0),
     "a soft cap and a window": spec(24, 0.5, window=6, soft_cap=50.0),
     "a soft cap and wide heads": spec(256, 256**-0.5, soft_cap=2.0),
+    "sinks, a window and a soft cap": spec(16, 0.5, window=6, soft_cap=2.0, sinks=True),
 }
 
 
@@ -63,7 +72,8 @@ def test_outputs_equal_those_of_torch(name: str, rows: str) -> None:
     outputs = []
     for backend in (TorchAttention, TritonAttention):
         memory = TorchMemory(layout, 24, DEVICE)
-        memory.pool.copy_(noise(*memory.pool.shape))
+        kv_of(memory).copy_(noise(*kv_of(memory).shape))
         step = backend(memory, [layer]).begin(batch_of(step_rows, layout, DEVICE))
-        outputs.append(step.attend(0, q, k, v))
+        sinks_N = sinks_of(HEADS, DEVICE) if layer.sinks else None
+        outputs.append(step.attend(0, q, k, v, sinks_N=sinks_N))
     assert_near(outputs[1], outputs[0].cpu().double())

@@ -44,6 +44,7 @@ from tests.support.engines.decoding import (
 )
 from tests.support.engines.demands import kv_layout
 from tests.support.engines.kernels import DEVICE, CountedLaunches
+from tests.support.engines.small_pool import kv_of
 
 Folders = Callable[[str], Path]
 MakeStaging = Callable[[int, torch.device], Staging]
@@ -67,7 +68,7 @@ def make_triton_runner(folder: Path, staging: MakeStaging = spoiled_staging) -> 
 def pool_of(runner: TorchRunner) -> torch.Tensor:
     memory = runner.memory
     assert isinstance(memory, TorchMemory)
-    return memory.pool
+    return kv_of(memory)
 
 
 @pytest.mark.parametrize("name", ["llama-gqa2-tied", "mistral-window"])

@@ -73,7 +73,8 @@ def tokens_of(
 @pytest.mark.long
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize(
-    "family", ["gemma2", "llama-gqa2-tied", "qwen2", "qwen3-window", "phi3-partial-window"]
+    "family",
+    ["gemma2", "llama-gqa2-tied", "qwen2", "qwen3-window", "phi3-partial-window", "gpt-oss"],
 )
 def test_every_path_gives_a_request_the_bits_that_it_gets_alone(
     family: str, dtype: str, tiny_model: Folders

@@ -6,16 +6,19 @@ Outputs are compared as integers, with what the query gets alone, in a step of o
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 import pytest
 import torch
 
+from baton_engine.attention.layer_kv import LayerKV
 from baton_engine.attention.triton_paged_attention import (
     FIXED_SPLIT_KEYS,
     StepRows,
     paged_attention,
     tile_shape,
 )
+from tests.support.engines.attention_specs import sinks_of
 from tests.support.engines.kernels import DEVICE, can_compute, noise, poisoned
 from tests.support.engines.paged import Case, assert_near, make_inputs
 
@@ -49,6 +52,7 @@ def attend(
     programs: int = 1,
     window: int | None = None,
     soft_cap: float | None = None,
+    sinks_N: torch.Tensor | None = None,
 ) -> torch.Tensor:
     """One step: each span (start, tokens) is a row of the prompt. Returns the rows' outputs,
     concatenated."""
@@ -64,10 +68,11 @@ def attend(
     with poisoned():
         out_TNH = torch.empty_like(q_TNH)
         paged_attention(
-            *(q_TNH, prompt.pool_P2KBH, rows, out_TNH),
+            *(q_TNH, LayerKV(prompt.pool_P2KBH[:, 0], prompt.pool_P2KBH[:, 1]), rows, out_TNH),
             programs=programs,
             window=window,
             soft_cap=soft_cap,
+            sinks_N=sinks_N,
             exact=True,
         )
     return out_TNH
@@ -89,22 +94,29 @@ STEPS: dict[str, list[tuple[int, int]]] = {
 
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize(
-    ("window", "soft_cap", "heads", "dim"),
-    [(None, None, 2, 32), (100, None, 1, 64), (300, 20.0, 3, 24)],
-    ids=["plain", "a window", "a window, a soft cap and three heads per kv head"],
+    ("window", "soft_cap", "sinks", "heads", "dim"),
+    [(None, None, True, 2, 32), (100, None, False, 1, 64), (300, 20.0, True, 3, 24)],
+    ids=["sinks", "a window", "a window, a soft cap, sinks and three heads per kv head"],
 )
 def test_a_query_gets_the_bits_that_it_gets_alone(
-    window: int | None, soft_cap: float | None, heads: int, dim: int, dtype: torch.dtype
+    window: int | None,
+    soft_cap: float | None,
+    sinks: bool,
+    heads: int,
+    dim: int,
+    dtype: torch.dtype,
 ) -> None:
     can_compute(dtype)
     prompt = make_prompt(dtype, heads, dim)
+    limits: dict[str, Any] = {"window": window, "soft_cap": soft_cap}
+    sinks_N = sinks_of(heads, DEVICE) if sinks else None
     alone = {
-        position: bits(attend(prompt, [(position, 1)], window=window, soft_cap=soft_cap))[0]
+        position: bits(attend(prompt, [(position, 1)], sinks_N=sinks_N, **limits))[0]
         for position in POSITIONS
     }
     for name, spans in STEPS.items():
         for programs in (1, 4):
-            outputs = attend(prompt, spans, programs=programs, window=window, soft_cap=soft_cap)
+            outputs = attend(prompt, spans, programs=programs, sinks_N=sinks_N, **limits)
             positions = [at for start, tokens in spans for at in range(start, start + tokens)]
             found = dict(zip(positions, bits(outputs), strict=True))
             different = [at for at in POSITIONS if at in found and found[at] != alone[at]]
@@ -114,13 +126,14 @@ def test_a_query_gets_the_bits_that_it_gets_alone(
 @pytest.mark.parametrize("programs", [1, 4])
 def test_exact_attention_equals_the_definition(programs: int) -> None:
     spans = [(2 * FIXED_SPLIT_KEYS + 4, 1), (FIXED_SPLIT_KEYS - 1, 1), (20, 40), (0, 1)]
-    inputs = make_inputs(Case(spans=spans, window=300))
+    inputs = make_inputs(Case(spans=spans, window=300, sinks=True))
     q_TNH = inputs.q_TNH
     with poisoned():
         out_TNH = torch.empty(q_TNH.shape, dtype=q_TNH.dtype, device=DEVICE)
         paged_attention(
-            *(q_TNH, inputs.layer_P2KBH, inputs.rows, out_TNH),
+            *(q_TNH, inputs.kv, inputs.rows, out_TNH),
             window=300,
+            sinks_N=inputs.sinks_N,
             programs=programs,
             exact=True,
         )

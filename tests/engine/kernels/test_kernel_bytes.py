@@ -4,17 +4,26 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import pytest
 import torch
 
 from baton_engine.attention.interface import KVSlots
-from baton_engine.attention.triton_paged_attention import StepRows, paged_attention, tile_shape
+from baton_engine.attention.layer_kv import LayerKV
+from baton_engine.attention.triton_paged_attention import (
+    MOST_LATENT,
+    StepRows,
+    paged_attention,
+    tile_shape,
+)
 from baton_engine.attention.triton_store_kv import store_kv
 from baton_engine.interface import Sample
+from baton_engine.layers.experts import ExpertWeights, Routes
 from baton_engine.layers.rotary import HeadNorm
 from baton_engine.layers.triton_activation import activation_mul
+from baton_engine.layers.triton_experts import experts as compute_experts
 from baton_engine.layers.triton_matmul import FIXED_TILE, STORED_ROWS
 from baton_engine.layers.triton_norm import add_norm
 from baton_engine.layers.triton_rope_store import rotate_store
@@ -25,8 +34,15 @@ from baton_protocol.sampling import SamplingParams
 from tests.support.engines.kernel_bytes import ESTIMATES, Bytes, Rows, Shape, bytes_of
 from tests.support.engines.kernels import DEVICE, noise
 from tests.support.engines.launches import Launched, launches
+from tests.support.engines.paged import pages_of
+from tests.support.engines.small_pool import slots_in
 
-SMALL = Shape(hidden=48, mlp=40, heads=4, kv_heads=2, dim=32, block=16, item=4, vocab=3000)
+SMALL = Shape(
+    hidden=48, mlp=40, heads=4, kv_heads=2, dim=32, block=16, item=4, vocab=3000, chosen=2
+)
+# All query heads share a row of 40 numbers, the first 24 of which are v. V smaller than K.
+LATENT = replace(SMALL, kv_heads=1, dim=40, value_dim=24, latent=True)
+NARROW = replace(SMALL, value_dim=16)
 # Bytes of single numbers, such as a row's length, that a program loads and the estimates omit.
 UNCOUNTED = 40
 # Of a program of sampling: parameters, digits and goals.
@@ -36,10 +52,16 @@ pytestmark = pytest.mark.skipif(DEVICE.type == "cuda", reason="needs triton's in
 
 
 def attend(
-    rows: Rows, *, programs: int = 1, exact: bool = False, window: int | None = None
+    rows: Rows,
+    shape: Shape = SMALL,
+    *,
+    programs: int = 1,
+    exact: bool = False,
+    window: int | None = None,
+    sinks: bool = False,
 ) -> None:
     """Attention over rows that all read the same blocks."""
-    shape, count = SMALL, len(rows.counts)
+    count = len(rows.counts)
     blocks = -(-rows.keys // shape.block)
     where = StepRows(
         torch.tensor([0, *rows.counts]).cumsum(0).int(),
@@ -48,10 +70,14 @@ def attend(
         one_token=set(rows.counts) == {1},
     )
     q_TNH = noise(rows.tokens, shape.heads, shape.dim)
-    pool = noise(blocks, 2, shape.kv_heads, shape.block, shape.dim)
+    kept = (shape.dim,) if shape.latent else (shape.dim, shape.value)
+    pool = noise(blocks, shape.kv_heads * shape.block * shape.kept)
+    pages = pages_of(pool, kept, shape.kv_heads, shape.block)
+    out_TNV = torch.empty(rows.tokens, shape.heads, shape.value)
     paged_attention(
-        *(q_TNH, pool, where, torch.empty_like(q_TNH)),
+        *(q_TNH, LayerKV(pages[0], pages[-1][..., : shape.value]), where, out_TNV),
         window=window,
+        sinks_N=noise(shape.heads) if sinks else None,
         programs=programs,
         exact=exact,
     )
@@ -73,25 +99,46 @@ ATTENTION: dict[str, tuple[Rows, dict[str, Any]]] = {
     "a prompt, exact": (Rows((21,), 40), {"exact": True}),
     "a prompt beside a divided row": (Rows((1, 21), 300), {"programs": 2}),
     "a prompt with a window": (Rows((21,), 60), {"window": 30}),
+    "one-token rows with sinks": (Rows((1, 1), 150), {"sinks": True}),
+    "divided one-token rows with sinks": (Rows((1, 1), 600), {"programs": 4, "sinks": True}),
+    "a prompt with sinks": (Rows((21,), 40), {"sinks": True}),
 }
 
 
+@pytest.mark.parametrize("shape", [SMALL, LATENT, NARROW], ids=["K and V", "latent", "narrow V"])
 @pytest.mark.parametrize("name", ATTENTION)
-def test_the_bytes_of_attention_are_those_that_the_interpreter_counts(name: str) -> None:
+def test_the_bytes_of_attention_are_those_that_the_interpreter_counts(
+    name: str, shape: Shape
+) -> None:
+    """So latent rows are read once, for k and for v."""
     rows, options = ATTENTION[name]
     with launches() as found:
-        attend(rows, **options)
+        attend(rows, shape, **options)
     assert [each.kernel for each in found] == ["_attend", "_join"][: 1 + ("divided" in name)]
     for each in found:
-        estimate = ESTIMATES[each.kernel](SMALL, rows, each.constants)
+        estimate = ESTIMATES[each.kernel](shape, rows, each.constants)
         check(each, estimate)
+
+
+def test_latent_rows_are_read_again_only_for_more_query_heads_than_fit_a_program() -> None:
+    rows, read = Rows((1,), 100), []
+    for heads in (MOST_LATENT, 2 * MOST_LATENT):
+        with launches() as found:
+            attend(rows, replace(LATENT, heads=heads))
+        [each] = found
+        queries = heads * (LATENT.dim + LATENT.value) * LATENT.item
+        programs = math.prod(each.grid)
+        read.append((programs, (each.moved - queries) // (programs * rows.keys)))
+    row = LATENT.dim * LATENT.item
+    assert [programs for programs, _ in read] == [1, 2]
+    assert all(row <= size < 2 * row for _, size in read)
 
 
 def heads_and_slots(tokens: int) -> tuple[torch.Tensor, KVSlots]:
     shape = SMALL
     heads_TZH = noise(tokens, shape.heads + 2 * shape.kv_heads, shape.dim)
     pool = noise(2, 1, 2, shape.kv_heads, shape.block, shape.dim)
-    return heads_TZH, KVSlots(pool, 0, torch.arange(tokens))
+    return heads_TZH, slots_in(pool, 0, torch.arange(tokens))
 
 
 def rotated(*, norm: bool) -> None:
@@ -111,6 +158,15 @@ def multiplied(rows: int, outputs: int, inputs: int, *, biased: bool = False) ->
     FIXED_TILE.product(noise(outputs, inputs), bias)(noise(rows, inputs))
 
 
+def computed_by_experts(tokens: int, *, biased: bool) -> None:
+    """Pairs are divided evenly among 6 experts."""
+    hidden, size, experts, chosen = 48, 40, 6, SMALL.chosen
+    biases = (noise(experts, 2 * size), noise(experts, hidden)) if biased else (None, None)
+    weights = ExpertWeights(noise(experts, 2 * size, hidden), noise(experts, hidden, size), *biases)
+    ids = torch.arange(tokens * chosen).view(tokens, chosen) % experts
+    compute_experts(noise(tokens, hidden), Routes(ids, noise(tokens, chosen)), weights)
+
+
 LAYERS: dict[str, tuple[int, Callable[[], object]]] = {
     "rope and store": (3, lambda: rotated(norm=False)),
     "norm, rope and store": (3, lambda: rotated(norm=True)),
@@ -122,6 +178,8 @@ LAYERS: dict[str, tuple[int, Callable[[], object]]] = {
         lambda: put_sampled(torch.zeros(3).int(), torch.arange(3).int(), torch.arange(3)),
     ),
     "an activation": (3, lambda: activation_mul(noise(3, 80), "silu")),
+    "experts": (1, lambda: computed_by_experts(1, biased=False)),
+    "experts with several tiles": (60, lambda: computed_by_experts(60, biased=True)),
     "a product": (70, lambda: multiplied(70, 70, 100)),
     "a product with a bias": (70, lambda: multiplied(70, 70, 100, biased=True)),
     "stored splits": (3, lambda: multiplied(3, 70, 1100, biased=True)),
@@ -159,7 +217,7 @@ def test_the_bytes_of_sampling_are_those_that_the_interpreter_counts() -> None:
 def test_the_bytes_of_a_row_of_1024_keys_are_those_counted_by_hand() -> None:
     tile = tile_shape(True, 2, 128, 2)
     constants = {
-        **{"ONE_TOKEN": True, "PROGRAMS": 8, "EXACT": False, "WINDOW": 0},
+        **{"ONE_TOKEN": True, "PROGRAMS": 8, "EXACT": False, "WINDOW": 0, "SINKS": False},
         **{"KEYS": tile.keys, "QUERIES": tile.queries, "SPLIT": 128 // tile.keys},
     }
     kv = 1024 * 8 * 128 * 2 * 2

@@ -22,8 +22,20 @@ SHARED_BYTES = 99 << 10
 SPILLED_BYTES = 64
 MOST_REGISTERS = 255
 KERNELS = {
-    *("_activation_mul", "_add_norm", "_add_splits", "_attend", "_count", "_count_ties", "_draw"),
-    *("_join", "_limits", "_matmul", "_pick", "_put_sampled", "_rotate_store", "_store_kv"),
+    *("_activation_mul", "_add_experts", "_add_norm", "_add_splits", "_attend", "_count"),
+    *(
+        "_count_ties",
+        "_draw",
+        "_expert_inner",
+        "_expert_outputs",
+        "_join",
+        "_limits",
+        "_matmul",
+        "_pick",
+        "_put_sampled",
+        "_rotate_store",
+        "_store_kv",
+    ),
     "_weigh",
 }
 

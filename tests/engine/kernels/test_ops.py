@@ -27,6 +27,7 @@ from baton_protocol.ids import BlockId
 from tests.support.engines.attention_specs import batch_of, specs_of
 from tests.support.engines.demands import kv_layout
 from tests.support.engines.kernels import DEVICE, assert_close, noise
+from tests.support.engines.small_pool import kv_of
 from tests.support.engines.tiny_models import prompt_of
 
 N, K, H, BLOCK, LAYERS = 4, 2, 16, 4, 2
@@ -45,7 +46,7 @@ SLOTS = [45, 19, 36, 37, 4, 5, 6, 7, 48, 49]
 def memory_of(kv_heads: int, dim: int, layers: int) -> TorchMemory:
     layout = kv_layout(layers=layers, heads=kv_heads, dim=dim, block=BLOCK)
     memory = TorchMemory(layout, 12, DEVICE)
-    memory.pool.copy_(noise(*memory.pool.shape, seed=3))
+    kv_of(memory).copy_(noise(*kv_of(memory).shape, seed=3))
     return memory
 
 
@@ -57,18 +58,18 @@ def test_a_steps_slots_are_where_it_stores_its_tokens_kv() -> None:
     step.attend(1, noise(len(SLOTS), N, H), k, v)
     for token, slot in enumerate(SLOTS):
         block, offset = divmod(slot, BLOCK)
-        stored = step.slots(0).pool[block, 1, :, :, offset]
+        stored = kv_of(memory)[block, 1, :, :, offset]
         assert torch.equal(stored, torch.stack([k[token], v[token]]))
 
 
 def test_torch_attention_does_not_store_kv_that_is_marked_as_stored() -> None:
     memory = memory_of(K, H, LAYERS)
-    before = memory.pool.clone()
+    before = kv_of(memory).clone()
     q, k, v = (noise(len(SLOTS), heads, H) for heads in (N, K, K))
     TorchAttention(memory, specs_of(memory.layout, N)).begin(batch_of(ROWS, memory.layout)).attend(
         0, q, k, v, stored=True
     )
-    assert torch.equal(memory.pool, before)
+    assert torch.equal(kv_of(memory), before)
 
 
 @pytest.mark.parametrize("with_norm", [False, True], ids=["Llama", "Qwen3"])
@@ -86,7 +87,7 @@ def test_attention_outputs_and_the_pool_are_the_same_with_kernels_and_with_torch
         )
         heads = noise(len(SLOTS), N + 2 * K, H, seed=6)
         out_TNH = ops.attend(heads, N, norm, tables, 1, step)
-        results.append((out_TNH, memory.pool))
+        results.append((out_TNH, kv_of(memory)))
     assert_close(results[1][0], results[0][0])
     assert_close(results[1][1], results[0][1])
 

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 import torch
 
+from baton_engine.attention.layer_kv import LayerKV
 from baton_engine.attention.triton_paged_attention import (
     MAX_PROGRAMS,
     OneTokenTile,
@@ -30,11 +31,15 @@ MIXED = [(82, 1), (0, 1), (13, 5), (0, 18), (42, 37)]
 def attend(inputs: Inputs, window: int | None = None, programs: int = 1) -> torch.Tensor:
     q_TNH = inputs.q_TNH
     with poisoned():
-        out_TNH = torch.empty(q_TNH.shape, dtype=q_TNH.dtype, device=DEVICE)
+        shape = (*q_TNH.shape[:2], inputs.kv.v_PKBV.shape[3])
+        out_TNV = torch.empty(shape, dtype=q_TNH.dtype, device=DEVICE)
         paged_attention(
-            *(q_TNH, inputs.layer_P2KBH, inputs.rows, out_TNH), window=window, programs=programs
+            *(q_TNH, inputs.kv, inputs.rows, out_TNV),
+            window=window,
+            sinks_N=inputs.sinks_N,
+            programs=programs,
         )
-    return out_TNH
+    return out_TNV
 
 
 CASES = {
@@ -51,6 +56,15 @@ CASES = {
     "head_dim 128": Case(spans=MIXED, dim=128),
     "head_dim 24": Case(spans=MIXED, dim=24),
     "head_dim 8": Case(spans=MIXED, dim=8),
+    "heads of v of 16": Case(spans=MIXED, value_dim=16),
+    "heads of v of 72, one-token rows": Case(spans=DECODE, value_dim=72),
+    "latent rows": Case(spans=MIXED, heads=(6, 1), dim=48, value_dim=32, latent=True),
+    "latent rows, one-token rows": Case(
+        spans=DECODE, heads=(20, 1), dim=40, value_dim=24, latent=True
+    ),
+    "latent rows for two programs": Case(
+        spans=DECODE, heads=(96, 1), dim=24, value_dim=16, latent=True
+    ),
     "blocks of 7 tokens": Case(spans=MIXED, block=7),
     "blocks longer than a tile of keys": Case(spans=MIXED, block=80),
     "a window, one-token rows": Case(spans=DECODE, window=20),
@@ -58,6 +72,8 @@ CASES = {
     "a window of one": Case(spans=[(5, 1), (0, 9)], window=1),
     "a window that ends with the tile": Case(spans=[(127, 1), (100, 30)], window=64),
     "a window longer than all rows": Case(spans=MIXED, window=500),
+    "sinks, one-token rows": Case(spans=DECODE, sinks=True),
+    "sinks and a window, a mix": Case(spans=MIXED, heads=(6, 2), window=20, sinks=True),
 }
 
 
@@ -75,6 +91,7 @@ def test_attention_in_float32_equals_the_definition(name: str) -> None:
         "a prompt longer than a tile of queries",
         "head_dim 128",
         "a window, a mix",
+        "sinks and a window, a mix",
     ],
 )
 def test_attention_in_float16_equals_the_definition(name: str) -> None:
@@ -93,11 +110,11 @@ def test_attention_in_bfloat16_equals_the_definition(name: str) -> None:
         assert_near(attend(inputs, case.window, programs), inputs.expected_TNH)
 
 
-@pytest.mark.parametrize("window", [None, 200])
+@pytest.mark.parametrize(("window", "sinks"), [(None, False), (200, False), (None, True)])
 @pytest.mark.parametrize("programs", [2, 8])
-def test_split_keys_give_the_same_attention(programs: int, window: int | None) -> None:
+def test_split_keys_give_the_same_attention(programs: int, window: int | None, sinks: bool) -> None:
     spans = [(470, 1), (256, 1), (128, 1), (127, 1), (0, 1)]  # most have splits without keys
-    inputs = make_inputs(Case(spans=spans, heads=(2, 1), window=window))
+    inputs = make_inputs(Case(spans=spans, heads=(2, 1), window=window, sinks=sinks))
     assert_near(attend(inputs, window, programs), inputs.expected_TNH)
 
 
@@ -136,7 +153,7 @@ def test_a_pool_can_have_more_elements_than_int32_can_count() -> None:
     starts, lengths, table = (torch.tensor(each).int().to(DEVICE) for each in where)
     inputs = Inputs(
         q.to(DEVICE),
-        pool,
+        LayerKV(pool[:, 0], pool[:, 1]),
         StepRows(starts, lengths, table, one_token=True),
         attention_of(q, kv[0], kv[1], 19, None),
     )
@@ -178,7 +195,7 @@ def test_another_tile_of_one_token_rows_gives_the_same_attention(keys: int) -> N
     inputs, tile = make_inputs(Case(spans=DECODE)), OneTokenTile(keys=keys, stages=6, warps=2)
     out_TNH = torch.empty(inputs.q_TNH.shape, dtype=inputs.q_TNH.dtype, device=DEVICE)
     with launches() as found:
-        paged_attention(inputs.q_TNH, inputs.layer_P2KBH, inputs.rows, out_TNH, tile=tile)
+        paged_attention(inputs.q_TNH, inputs.kv, inputs.rows, out_TNH, tile=tile)
     [launched] = found
     used = {name: launched.constants[name] for name in ("KEYS", "num_stages", "num_warps")}
     assert used == {"KEYS": keys, "num_stages": 6, "num_warps": 2}

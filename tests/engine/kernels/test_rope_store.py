@@ -21,6 +21,7 @@ from tests.support.engines.kernels import (
     can_compute,
     noise,
 )
+from tests.support.engines.small_pool import slots_in
 
 LAYERS, BLOCK, BLOCKS = 3, 4, 9
 LAYER = 1
@@ -47,11 +48,13 @@ class RecordingAttention:
         layer: int,
         q_TNH: torch.Tensor,
         k_TKH: torch.Tensor,
-        v_TKH: torch.Tensor,
+        v_TKV: torch.Tensor | None,
         *,
         stored: bool = False,
+        sinks_N: torch.Tensor | None = None,
     ) -> torch.Tensor:
-        self.arguments = [q_TNH, k_TKH, v_TKH]
+        assert v_TKV is not None
+        self.arguments = [q_TNH, k_TKH, v_TKV]
         return q_TNH
 
 
@@ -124,7 +127,7 @@ def pool_of(kv_heads: int, dim: int, dtype: torch.dtype) -> torch.Tensor:
 
 
 def slots_of(pool: torch.Tensor) -> KVSlots:
-    return KVSlots(pool, LAYER, torch.tensor(SLOTS, device=DEVICE))
+    return slots_in(pool, LAYER, torch.tensor(SLOTS, device=DEVICE))
 
 
 def check(
@@ -187,7 +190,7 @@ def test_kv_is_stored_at_pool_offsets_beyond_int32() -> None:
     # torch.zeros would touch every page.
     zeros = np.zeros((blocks, LAYERS, 2, kv_heads, BLOCK, dim), np.float16)
     pool = torch.from_numpy(zeros).to(DEVICE)
-    slots = KVSlots(pool, LAYERS - 1, torch.tensor([blocks * BLOCK - 1], device=DEVICE))
+    slots = slots_in(pool, LAYERS - 1, torch.tensor([blocks * BLOCK - 1], device=DEVICE))
     heads = noise(1, 4, dim, dtype=torch.float16)
     cos_T1H, sin_T1H = tables(dim, torch.float16)
     rotate_store(heads, 2, None, (cos_T1H[:1], sin_T1H[:1]), slots)

@@ -5,9 +5,9 @@ from __future__ import annotations
 import pytest
 import torch
 
-from baton_engine.attention.interface import KVSlots
 from baton_engine.attention.triton_store_kv import store_kv
 from tests.support.engines.kernels import DEVICE, DTYPES, can_compute, noise
+from tests.support.engines.small_pool import slots_in
 
 LAYERS, BLOCK = 3, 16
 
@@ -28,5 +28,5 @@ def test_tokens_are_stored_in_their_slots_and_nothing_else_is_written(
         if slot >= 0:
             expected[slot // BLOCK, 1, 0, :, slot % BLOCK] = k_TKH[token]
             expected[slot // BLOCK, 1, 1, :, slot % BLOCK] = v_TKH[token]
-    store_kv(KVSlots(pool, 1, torch.tensor(slots, device=DEVICE)), k_TKH, v_TKH)
+    store_kv(slots_in(pool, 1, torch.tensor(slots, device=DEVICE)), k_TKH, v_TKH)
     assert torch.equal(pool, expected)

@@ -22,6 +22,7 @@ from tests.support.engines.demands import kv_layout
 from tests.support.engines.kernels import DEVICE, noise
 from tests.support.engines.launches import launches
 from tests.support.engines.paged import assert_near
+from tests.support.engines.small_pool import kv_of
 
 BLOCK, DIM, HEADS, KV_HEADS, POOL = 4, 16, 4, 2, 100
 WINDOWS = (None, 6)  # of two layers
@@ -35,7 +36,7 @@ SPANS = {
 def make_memory() -> TorchMemory:
     layout = kv_layout(layers=len(WINDOWS), heads=KV_HEADS, dim=DIM, block=BLOCK)
     memory = TorchMemory(layout, POOL, DEVICE)
-    memory.pool.copy_(noise(*memory.pool.shape))
+    kv_of(memory).copy_(noise(*kv_of(memory).shape))
     return memory
 
 
@@ -76,8 +77,11 @@ def test_slots_equal_those_of_torch(name: str) -> None:
         expected = TorchAttention(memory, specs_of(memory.layout, HEADS)).begin(batch).slots(layer)
         slots = TritonAttention(memory, specs_of(memory.layout, HEADS)).begin(batch).slots(layer)
         assert torch.equal(slots.slots_T, expected.slots_T)
-        assert slots.layer == expected.layer == layer
-        assert slots.pool is expected.pool is memory.pool
+        both = (slots.k_PKBH, expected.k_PKBH), (slots.v_PKBV, expected.v_PKBV)
+        for part, (one, other) in enumerate(both):
+            pages = kv_of(memory)[:, layer, part]
+            assert one.data_ptr() == other.data_ptr() == pages.data_ptr()
+            assert one.stride() == other.stride() == pages.stride()
 
 
 def test_triton_attention_does_not_store_kv_that_is_marked_as_stored() -> None:

@@ -26,7 +26,7 @@ Report = Callable[[str, object], None]
         "gemma2",
         *(
             pytest.param(name, marks=pytest.mark.long)
-            for name in ("llama-gqa4", "mistral-window", "qwen3-window")
+            for name in ("llama-gqa4", "mistral-window", "qwen3-window", "gpt-oss")
         ),
     ],
 )

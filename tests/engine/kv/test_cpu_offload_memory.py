@@ -17,6 +17,7 @@ from baton_engine.sim.memory import SimMemory
 from baton_protocol.ids import BlockHash, BlockId
 from tests.support.engines.demands import kv_layout
 from tests.support.engines.fake_cuda import FakeCuda
+from tests.support.engines.small_pool import kv_of
 
 GPU = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="needs: gpu")]
 KINDS = ["sim", "cpu", "bfloat16", "pinned", pytest.param("cuda", marks=GPU)]
@@ -126,12 +127,12 @@ def test_on_a_gpu_the_step_after_a_save_does_not_change_what_is_saved() -> None:
     memory, host = memories("cuda")
     assert isinstance(memory, TorchMemory)
     for value in range(1, 50):
-        memory.pool[4] = value
+        kv_of(memory)[4] = value
         torch.cuda.synchronize()
         host.save(blocks_of(4), [1])
-        memory.pool[4] = -value  # on the stream of the steps
+        kv_of(memory)[4] = -value  # on the stream of the steps
         host.load([1], blocks_of(6))
-        assert bool((memory.pool[6] == value).all())
+        assert bool((kv_of(memory)[6] == value).all())
 
 
 def test_more_host_memory_than_the_machine_has_raises() -> None:

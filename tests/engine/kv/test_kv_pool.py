@@ -5,14 +5,16 @@ from __future__ import annotations
 import os
 import threading
 
+import numpy as np
 import pytest
 import torch
 
 from baton_engine.errors import SettingsError
 from baton_engine.kv.kv_pool import TorchMemory
 from baton_protocol.ids import BlockId
-from baton_protocol.layout import ITEM_BYTES, KVLayout
+from baton_protocol.layout import ITEM_BYTES, KVField, KVLayout
 from tests.support.engines.demands import kv_layout
+from tests.support.engines.small_pool import kv_of
 
 CPU = torch.device("cpu")
 DEVICES = [
@@ -55,9 +57,80 @@ def test_a_block_is_layer_then_k_and_v_then_head_then_token_then_dim(device: str
     shape = (3, 2, 2, 4, 8)
     values = torch.arange(3 * 2 * 2 * 4 * 8, dtype=torch.float32).view(shape)
     memory.write(blocks_of(3), memoryview(values.numpy().tobytes()))
-    assert memory.pool.shape == (5, *shape)
-    assert torch.equal(memory.pool[3].cpu(), values)
+    assert kv_of(memory).shape == (5, *shape)
+    assert torch.equal(kv_of(memory)[3].cpu(), values)
     assert not memory.pool[2].any()
+
+
+# Fields (name, heads, numbers, dtype) in the order of a block.
+FIELDS = {
+    "latent rows": [("latent", 1, 24, "float32")],
+    "v of another size": [("k", 2, 24, "bfloat16"), ("v", 2, 8, "bfloat16")],
+    "8 bits and scales": [
+        *(("k", 2, 24, "uint8"), ("v", 2, 8, "uint8")),
+        *(("k_scale", 2, 1, "float32"), ("v_scale", 2, 1, "float32")),
+    ],
+}
+
+
+def fields_layout(name: str, shards: int = 1) -> KVLayout:
+    return KVLayout.of_fields(
+        tuple(KVField(*field) for field in FIELDS[name]),
+        num_layers=3,
+        block_size=4,
+        chunk_blocks=2,
+        kv_shards=shards,
+    )
+
+
+@pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize("name", FIELDS)
+def test_a_field_is_a_view_of_its_bytes_in_each_layer(device: str, name: str) -> None:
+    layout = fields_layout(name)
+    memory = TorchMemory(layout, 4, torch.device(device))
+    data = os.urandom(layout.block_bytes)
+    memory.write(blocks_of(3), memoryview(data))
+    layers = np.frombuffer(data, np.uint8).reshape(3, -1)
+    begin = 0
+    for field in layout.kv_fields:
+        size = layout.block_size * field.token_bytes
+        expected = layers[:, begin : begin + size].reshape(3, field.heads, layout.block_size, -1)
+        view = memory.fields[field.name]
+        assert view.shape == (5, 3, field.heads, layout.block_size, field.size)
+        actual = view[3].cpu().contiguous().view(torch.uint8).numpy()
+        np.testing.assert_array_equal(actual, expected)
+        assert not view[2].any()
+        begin += size
+    assert begin == layout.layer_bytes
+
+
+@pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize("name", ["v of another size", "8 bits and scales"])
+def test_a_shard_has_its_heads_of_each_field(device: str, name: str) -> None:
+    layout = fields_layout(name, shards=2)
+    source, target = (TorchMemory(layout, 10, torch.device(device)) for _ in range(2))
+    for field in source.fields.values():
+        noise = torch.randint(0, 100, field.shape, device=device)
+        field.copy_(noise)
+    for shard in (1, 0):
+        part = read(source, blocks_of(4, 9), shard)
+        expected = b"".join(
+            field[block, layer, shard].cpu().contiguous().view(torch.uint8).numpy().tobytes()
+            for block in (4, 9)
+            for layer in range(3)
+            for field in source.fields.values()
+        )
+        assert part == expected
+        target.write(blocks_of(3, 8), memoryview(part), shard)
+    assert torch.equal(target.pool[[3, 8]], source.pool[[4, 9]])
+    assert not target.pool[[0, 1, 2, 4, 5, 6, 7, 9, 10]].any()
+
+
+def test_a_field_that_begins_inside_a_number_is_refused() -> None:
+    fields = KVField("k", 1, 3, "uint8"), KVField("v", 1, 4, "float32")
+    layout = KVLayout.of_fields(fields, num_layers=1, block_size=1, chunk_blocks=1)
+    with pytest.raises(SettingsError, match=r"v begins at byte 3 of 19 .* --block-size"):
+        TorchMemory(layout, 4, CPU)
 
 
 # --- head shards --------------------------------------------------------------------------------

@@ -14,6 +14,7 @@ from baton_engine.core.engine_core import EngineCore
 from baton_engine.kv.kv_pool import TorchMemory
 from baton_protocol.ids import BlockId
 from tests.support.engines.engine_core import drive
+from tests.support.engines.small_pool import kv_of
 from tests.support.engines.tiny_models import prompt_of
 from tests.support.engines.torch_engines import make_request, small_engine
 
@@ -27,7 +28,7 @@ LANDED_RANGES = [  # ranges of blocks [start, end) that arrive
 
 def pool_of(engine: EngineCore) -> torch.Tensor:
     assert isinstance(engine.memory, TorchMemory)
-    return engine.memory.pool
+    return kv_of(engine.memory)
 
 
 @pytest.mark.pairwise

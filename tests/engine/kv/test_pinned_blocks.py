@@ -16,6 +16,7 @@ from baton_engine.kv.pinned_blocks import PinnedBlocks, contiguous_runs
 from baton_protocol.ids import BlockHash, BlockId
 from tests.support.engines.demands import kv_layout
 from tests.support.engines.fake_cuda import FakeCuda
+from tests.support.engines.small_pool import kv_of
 
 SLOTS = 5
 # Copies, the event after them, and the steps' wait for it.
@@ -108,16 +109,16 @@ def test_steps_wait_for_the_copies_before_them_and_the_host_only_for_copies(
 def test_a_step_overwrites_saved_blocks_and_reads_loaded_ones_with_the_latest_copies() -> None:
     cuda = FakeCuda()
     memory, blocks = pinned(cuda)
-    memory.pool[3], memory.pool[4] = 1.0, 2.0
+    kv_of(memory)[3], kv_of(memory)[4] = 1.0, 2.0
     blocks.save([BlockId(3), BlockId(4)], [1, 0])
     blocks.load([0], [BlockId(3)])
-    assert bool((memory.pool[3] == 1).all()), "the copy has not been made yet"
+    assert bool((kv_of(memory)[3] == 1).all()), "the copy has not been made yet"
     cuda.start_step()
-    assert bool((memory.pool[3] == 2).all())
-    memory.pool[3], memory.pool[4] = 8.0, 9.0
+    assert bool((kv_of(memory)[3] == 2).all())
+    kv_of(memory)[3], kv_of(memory)[4] = 8.0, 9.0
     blocks.load([1], [BlockId(4)])
     blocks.settle()
-    assert bool((memory.pool[4] == 1).all())
+    assert bool((kv_of(memory)[4] == 1).all())
 
 
 @pytest.mark.parametrize(

@@ -10,6 +10,7 @@ import torch
 
 from baton_engine.attention.selector import attention_for
 from baton_engine.config.buckets import buckets
+from baton_engine.config.experts import ExpertsConfig
 from baton_engine.config.step_sizes import STORED_SPLIT_BYTES
 from baton_engine.kv.kv_pool import TORCH_DTYPES, TorchMemory
 from baton_engine.layers.ops import TORCH_OPS
@@ -43,7 +44,7 @@ from tests.support.engines.live_bytes import LiveBytes
 
 
 def runner_of(demand: MemoryDemand, blocks: int) -> TorchRunner:
-    slots = WeightSlots(TORCH_DTYPES[demand.layout.dtype], torch.device("cpu"), TORCH_OPS)
+    slots = WeightSlots(TORCH_DTYPES[demand.dtype], torch.device("cpu"), TORCH_OPS)
     model = build_model(demand.config, slots)
     fill_slots(slots)
     slots.finish()
@@ -131,6 +132,46 @@ def test_a_step_of_gemma2_takes_at_most_the_estimated_memory(
         max_model_len=max_model_len,
     )
     peak, estimate = peak_of_a_step(demand), activation_bytes(demand, max_model_len)
+    assert estimate / 8 <= peak <= estimate + (1 << 20)
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+@pytest.mark.parametrize(
+    ("hidden", "experts"),
+    [
+        (64, {"size": 2048, "top_k": 2}),
+        (2048, {"size": 64, "top_k": 1, "scoring": "sigmoid", "float32_router": True}),
+        (64, {"size": 16, "top_k": 1, "shared_size": 2048, "shared_gate": True}),
+    ],
+)
+def test_a_step_with_experts_takes_at_most_the_estimated_memory(
+    hidden: int, experts: dict[str, Any], dtype: str
+) -> None:
+    usual: dict[str, Any] = {"num_experts": 3, "scoring": "softmax", "renormalize": True}
+    config = replace(
+        config_of(
+            num_layers=2,
+            num_heads=4,
+            num_kv_heads=2,
+            head_dim=32,
+            hidden_size=hidden,
+            intermediate_size=64,
+            vocab_size=320,
+        ),
+        architecture="Qwen3MoeForCausalLM",
+        experts=ExpertsConfig(layers=(False, True), **{**usual, **experts}),
+    )
+    demand = demand_of(
+        config,
+        dtype=dtype,
+        device="cpu",
+        kernels="torch",
+        graphs=False,
+        max_batched_tokens=512,
+        max_num_seqs=64,
+        max_model_len=32,
+    )
+    peak, estimate = peak_of_a_step(demand), activation_bytes(demand, 32)
     assert estimate / 8 <= peak <= estimate + (1 << 20)
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -16,7 +17,7 @@ from baton_engine.layers.linear_method import HEAD_ROWS, head_product, widened_p
 from baton_engine.layers.rotary import Rope, inverse_frequencies, rotate
 from baton_protocol.ids import BlockId
 from baton_protocol.sampling import SamplingParams
-from tests.support.engines.tiny_models import MORE_MODELS, TINY_MODELS, prompt_of
+from tests.support.engines.tiny_models import EXPERT_MODELS, MORE_MODELS, TINY_MODELS, prompt_of
 from tests.support.engines.torch_engines import ask
 
 TOP_20 = SamplingParams(temperature=0.0, logprobs=20)
@@ -44,6 +45,44 @@ def test_rope_frequencies_equal_those_of_transformers(
     torch.testing.assert_close(actual, expected, rtol=1e-6, atol=0)
 
 
+# `max_position_embeddings` is 4096.
+YARN: dict[str, dict[str, Any]] = {
+    "defaults": {"factor": 4.0},
+    "an original length": {"factor": 32.0, "original_max_position_embeddings": 128},
+    "bounds between frequencies": {
+        **{"factor": 32.0, "original_max_position_embeddings": 128, "truncate": False},
+        **{"beta_fast": 32.0, "beta_slow": 1.0},
+    },
+    "equal bounds": {"factor": 2.0, "beta_fast": 4.0, "beta_slow": 4.0, "truncate": False},
+    "other turns": {"factor": 8.0, "original_max_position_embeddings": 512, "beta_fast": 12.5},
+    "two scales": {"factor": 40.0, "mscale": 0.7, "mscale_all_dim": 1.2},
+    "one scale": {"factor": 40.0, "mscale": 0.7},
+    "an attention factor": {"factor": 4.0, "attention_factor": 1.3, "mscale": 0.7},
+    "the ratio of lengths": {"factor": None, "original_max_position_embeddings": 256},
+    "a context that is no longer": {"factor": 1.0},
+}
+
+
+@pytest.mark.parametrize("name", YARN)
+def test_yarn_equals_that_of_transformers(name: str, tmp_path: Path) -> None:
+    from transformers import LlamaConfig
+    from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
+
+    rope = {"rope_type": "yarn", "rope_theta": 5e4, **YARN[name]}
+    theirs = LlamaConfig(
+        architectures=["LlamaForCausalLM"],
+        rope_parameters=rope,
+        head_dim=48,
+        max_position_embeddings=4096,
+    )
+    theirs.save_pretrained(tmp_path)
+    config = read_config(tmp_path)
+    inv_freq, factor = ROPE_INIT_FUNCTIONS["yarn"](theirs)
+    actual = inverse_frequencies(config.rope, config.head_dim)
+    torch.testing.assert_close(actual, inv_freq, rtol=1e-6, atol=0)
+    assert config.rope.attention_factor == pytest.approx(factor, rel=1e-12)
+
+
 def test_rotation_keeps_norms_and_leaves_position_0_unchanged() -> None:
     from baton_engine.config.model_config import RopeConfig
 
@@ -55,7 +94,7 @@ def test_rotation_keeps_norms_and_leaves_position_0_unchanged() -> None:
     assert not torch.allclose(rotated[1], heads[1])
 
 
-@pytest.mark.parametrize("name", [*TINY_MODELS, *MORE_MODELS])
+@pytest.mark.parametrize("name", [*TINY_MODELS, *MORE_MODELS, *EXPERT_MODELS])
 def test_logprobs_are_within_1e_4_of_transformers(
     name: str, tiny_model: Callable[[str], Path]
 ) -> None:
@@ -112,7 +151,9 @@ def test_the_two_best_logits_of_a_bfloat16_model_are_never_equal(
         assert best.logprob > second.logprob
 
 
-@pytest.mark.parametrize("name", ["llama-gqa1", "qwen3-gqa4", "phi3-long-rope", "gemma2"])
+@pytest.mark.parametrize(
+    "name", ["llama-gqa1", "qwen3-gqa4", "phi3-long-rope", "gemma2", "gpt-oss"]
+)
 def test_bfloat16_is_finite_and_close_to_float32(
     name: str, tiny_model: Callable[[str], Path]
 ) -> None:

@@ -27,12 +27,30 @@ LLAMA: dict[str, Any] = {
 }
 MISTRAL: dict[str, Any] = {"architectures": ["MistralForCausalLM"]}
 QWEN3: dict[str, Any] = {"architectures": ["Qwen3ForCausalLM"]}
+EXPERTS: dict[str, Any] = {
+    "num_experts": 4,
+    "num_experts_per_tok": 2,
+    "moe_intermediate_size": 32,
+    "shared_expert_intermediate_size": 32,
+}
+MIXTRAL: dict[str, Any] = {**EXPERTS, "architectures": ["MixtralForCausalLM"]}
+QWEN2_MOE: dict[str, Any] = {**EXPERTS, "architectures": ["Qwen2MoeForCausalLM"]}
+QWEN3_MOE: dict[str, Any] = {**EXPERTS, "architectures": ["Qwen3MoeForCausalLM"]}
 WITH_WINDOW: dict[str, Any] = {"use_sliding_window": True, "sliding_window": 512}
 LLAMA3 = {
     "factor": 8.0,
     "low_freq_factor": 1.0,
     "high_freq_factor": 4.0,
     "original_max_position_embeddings": 256,
+}
+YARN = {
+    "factor": 8.0,
+    "original_max_position_embeddings": 128,
+    "beta_fast": 32.0,
+    "beta_slow": 1.0,
+    "mscale": 0.7,
+    "mscale_all_dim": 1.0,
+    "truncate": True,
 }
 
 
@@ -94,10 +112,9 @@ def test_dtype_auto_follows_the_checkpoint_and_computes_float16_in_float32(tmp_p
     [
         ({"architectures": ["GPT2LMHeadModel"]}, "GPT2LMHeadModel"),
         ({"architectures": None}, "none named"),
-        ({"architectures": ["Qwen3MoeForCausalLM"], "num_experts": 8}, "Qwen3MoeForCausalLM"),
         ({"num_local_experts": 8}, "num_local_experts 8"),
         ({"hidden_act": "gelu"}, "gelu"),
-        ({"rope_scaling": {"rope_type": "yarn", "factor": 2.0}}, "yarn"),
+        ({"rope_scaling": {"rope_type": "dynamic", "factor": 2.0}}, "dynamic"),
         ({"partial_rotary_factor": 0.5}, "0.5"),
         ({"sliding_window": 512}, "512"),
         ({"layer_types": ["full_attention", "sliding_attention"]}, "sliding_attention"),
@@ -134,6 +151,9 @@ def test_an_unsupported_feature_is_refused_by_name(
         {**QWEN3, "sliding_window": 512},  # use_sliding_window is off by default
         {**QWEN3, "sliding_window": 512, "use_sliding_window": True},  # only from layer 28 on
         {**QWEN3, "layer_types": ["full_attention"] * 2},
+        {**QWEN2_MOE, "sliding_window": 512},
+        {**QWEN3_MOE, "sliding_window": 512},
+        MIXTRAL,
     ],
 )
 def test_a_sliding_window_that_has_no_effect_is_ignored(
@@ -161,6 +181,14 @@ def test_a_sliding_window_that_has_no_effect_is_ignored(
             {**WITH_WINDOW, "architectures": ["Qwen2ForCausalLM"], "max_window_layers": 1},
             (None, 512),
         ),
+        ({**MIXTRAL, "sliding_window": 512}, (512, 512)),
+        ({**QWEN2_MOE, **WITH_WINDOW, "num_hidden_layers": 3}, (512, None, 512)),
+        ({**QWEN2_MOE, **WITH_WINDOW, "max_window_layers": 0}, (None, None)),
+        (
+            {**QWEN2_MOE, **WITH_WINDOW, "layer_types": ["full_attention", "sliding_attention"]},
+            (None, 512),
+        ),
+        ({**QWEN3_MOE, **WITH_WINDOW, "max_window_layers": 1}, (512, 512)),
     ],
 )
 def test_sliding_windows_are_read_per_layer(
@@ -252,8 +280,14 @@ def test_each_key_of_the_rope_settings_is_in_the_fingerprint(
     tmp_path: Path, part: str, key: str
 ) -> None:
     kind = "type" if key == "type" else "rope_type"
-    rope = {**LLAMA3, kind: "llama3", "rope_theta": 500000.0, "partial_rotary_factor": 1.0}
-    other = {kind: "linear", "original_max_position_embeddings": 128}.get(key, 0.5)
+    own = {"rope_theta": 500000.0, "partial_rotary_factor": 1.0}
+    rope = {**LLAMA3, kind: "llama3", **own}
+    if key not in rope:
+        rope = {**YARN, "rope_type": "yarn", **own}
+        if key == "attention_factor":
+            rope[key] = 1.5
+    others: dict[str, Any] = {"original_max_position_embeddings": 128, "truncate": False}
+    other = {kind: "linear", **others}.get(key, 0.5)
     before = config_of(tmp_path, **{part: rope})
     changed = {part: {**rope, key: other}}
     if key == "partial_rotary_factor":
@@ -269,8 +303,8 @@ def test_each_key_of_the_rope_settings_is_in_the_fingerprint(
         {"model_type": "other"},
         {"attention_multiplier": 0.5},
         {"a_field_of_next_year": {"b": 1}},
-        {"rope_scaling": {"rope_type": "default", "mscale": 0.7}},
-        {"rope_parameters": {"rope_type": "default", "mscale": 0.7}},
+        {"rope_scaling": {"rope_type": "default", "a_new_factor": 0.7}},
+        {"rope_parameters": {"rope_type": "default", "a_new_factor": 0.7}},
     ],
 )
 def test_an_unknown_key_is_in_the_fingerprint(tmp_path: Path, changes: dict[str, Any]) -> None:
@@ -311,6 +345,9 @@ def test_an_explicit_default_gives_the_same_fingerprint(tmp_path: Path) -> None:
         ({"vocab_size": "many"}, "vocab_size is 'many'"),
         ({"num_hidden_layers": 0}, "num_hidden_layers is 0"),
         ({"rope_theta": -1}, "rope_theta is -1"),
+        ({"rope_scaling": {"rope_type": "yarn", "factor": 0}}, "factor is 0"),
+        ({"rope_scaling": {**YARN, "type": "yarn", "truncate": "no"}}, "truncate is 'no'"),
+        ({"rope_theta": 1, "rope_scaling": {**YARN, "type": "yarn"}}, r"rope_theta is 1\.0"),
         ({"layer_types": ["full_attention"]}, "layer_types has 1 entries for 2 layers"),
         ({**MISTRAL, "sliding_window": -1}, "sliding_window is -1"),
         ({**QWEN3, **WITH_WINDOW, "max_window_layers": "all"}, "max_window_layers is 'all'"),

@@ -31,6 +31,7 @@ from tests.support.engines.decoding import (
     spoiled_staging,
     streams,
 )
+from tests.support.engines.small_pool import kv_of
 
 Folders = Callable[[str], Path]
 LENGTHS = (5, 30, 17, 8, 1, 23, 16, 40, 7, 12)
@@ -47,7 +48,7 @@ def expected(tiny_model: Folders) -> list[list[int]]:
 def pool_of(runner: TorchRunner) -> torch.Tensor:
     memory = runner.memory
     assert isinstance(memory, TorchMemory)
-    return memory.pool
+    return kv_of(memory)
 
 
 def with_logprobs(row: Row) -> Row:

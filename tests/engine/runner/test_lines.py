@@ -21,6 +21,7 @@ from baton_protocol.ids import BlockId
 from baton_protocol.sampling import SamplingParams
 from tests.support.engines.decoding import BLOCK, BLOCKS, make_runner, spoiled_staging
 from tests.support.engines.kernels import DEVICE, noise
+from tests.support.engines.small_pool import kv_of
 from tests.support.engines.tiny_models import prompt_of
 
 Folders = Callable[[str], Path]
@@ -55,7 +56,7 @@ class Watched:
 def pool_of(runner: TorchRunner) -> torch.Tensor:
     memory = runner.memory
     assert isinstance(memory, TorchMemory)
-    return memory.pool
+    return kv_of(memory)
 
 
 def rows_of(spans: Spans, groups: int = 1, *, params: SamplingParams = LOGPROBS) -> list[Row]:

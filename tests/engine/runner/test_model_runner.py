@@ -16,6 +16,7 @@ from baton_engine.kv.kv_pool import TorchMemory
 from baton_engine.runner.model_runner import TorchRunner
 from baton_protocol.ids import BlockId
 from baton_protocol.sampling import SamplingParams
+from tests.support.engines.small_pool import kv_of
 from tests.support.engines.tiny_models import prompt_of
 from tests.support.engines.torch_engines import ask, decode_alone, generate_ids, small_engine
 
@@ -34,7 +35,7 @@ def make_runner(folder: Path) -> TorchRunner:
 def pool_of(runner: TorchRunner) -> torch.Tensor:
     memory = runner.memory
     assert isinstance(memory, TorchMemory)
-    return memory.pool
+    return kv_of(memory)
 
 
 def blocks(first: int, count: int) -> list[BlockId]:

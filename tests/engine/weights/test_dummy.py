@@ -21,7 +21,7 @@ from baton_engine.models.registry import build_model
 from baton_engine.weights.dummy import fill_slots
 from baton_engine.weights.safetensors_files import SINGLE_NAME
 from tests.support.engines.exactness import Tally, compare, reference
-from tests.support.engines.tiny_models import MORE_MODELS, TINY_MODELS, prompt_of
+from tests.support.engines.tiny_models import EXPERT_MODELS, MORE_MODELS, TINY_MODELS, prompt_of
 from tests.support.engines.torch_engines import generate_ids
 from tests.support.needs import needs
 
@@ -41,7 +41,7 @@ def copy_config(folder: Path, into: Path) -> Path:
     return into
 
 
-@pytest.mark.parametrize("name", [*TINY_MODELS, *MORE_MODELS])
+@pytest.mark.parametrize("name", [*TINY_MODELS, *MORE_MODELS, *EXPERT_MODELS])
 def test_count_weights_equals_the_number_of_weights_of_the_model(
     name: str, tiny_model: Callable[[str], Path]
 ) -> None:

@@ -16,7 +16,7 @@ from baton_protocol.layout import KVLayout
 
 
 def specs_of(
-    layout: KVLayout, num_heads: int, windows: Sequence[int | None] = ()
+    layout: KVLayout, num_heads: int, windows: Sequence[int | None] = (), *, sinks: bool = False
 ) -> list[AttentionSpec]:
     """One spec per layer; scores are scaled by 1 / sqrt(head_dim)."""
     return [
@@ -26,9 +26,15 @@ def specs_of(
             head_dim=layout.head_dim,
             scale=layout.head_dim**-0.5,
             window=window,
+            sinks=sinks,
         )
         for window in windows or [None] * layout.num_layers
     ]
+
+
+def sinks_of(num_heads: int, device: str | torch.device = "cpu") -> torch.Tensor:
+    """A sink per head: above and below usual scores, and the first far above them."""
+    return torch.linspace(3.0, -2.0, num_heads).to(device)
 
 
 def batch_of(

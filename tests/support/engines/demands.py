@@ -87,4 +87,4 @@ def demand_of(
         "max_batched_tokens": 2048,
         "max_num_seqs": 256,
     }
-    return MemoryDemand(config=config, layout=layout, **{**usual, **changes})
+    return MemoryDemand(config=config, layout=layout, dtype=dtype, **{**usual, **changes})

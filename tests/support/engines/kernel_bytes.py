@@ -17,6 +17,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from baton_engine.attention.triton_paged_attention import programs_for
+from baton_engine.layers.triton_experts import most_tiles
 from baton_engine.layers.triton_matmul import STORED_ROWS
 from baton_engine.sampling.triton_sampler import DRAW_TILE
 from baton_engine.sampling.triton_topk_topp import BINS, PROGRAMS
@@ -29,7 +30,9 @@ Constants = Mapping[str, Any]
 
 @dataclass(frozen=True, slots=True)
 class Shape:
-    """Sizes of Qwen3-0.6B in bfloat16. `item` is the number of bytes of a value."""
+    """Sizes of Qwen3-0.6B in bfloat16. `item` is the number of bytes of a value, `chosen` that of a
+    token's experts. Heads of v have `value_dim` numbers, 0: `dim`. With `latent`, they are the
+    first numbers of k."""
 
     hidden: int = 1024
     mlp: int = 3072
@@ -39,6 +42,18 @@ class Shape:
     block: int = 16
     item: int = 2
     vocab: int = 151_936
+    chosen: int = 8
+    value_dim: int = 0
+    latent: bool = False
+
+    @property
+    def value(self) -> int:
+        return self.value_dim or self.dim
+
+    @property
+    def kept(self) -> int:
+        """Numbers of a token in the cache, per kv head."""
+        return self.dim if self.latent else self.dim + self.value
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,9 +76,10 @@ class Bytes:
 
 def attend(shape: Shape, rows: Rows, constants: Constants) -> Bytes:
     """Each tile of a row's queries loads the keys that it sees and their block numbers, once per
-    kv head. Parts of divided keys go to `join`."""
-    key = shape.kv_heads * 2 * shape.dim * shape.item
-    query = shape.heads * shape.dim * shape.item
+    kv head, and a sink for each of its lanes. Parts of divided keys go to `join`, which loads the
+    sinks of their rows."""
+    key = shape.kv_heads * shape.kept * shape.item
+    query, result = (shape.heads * size * shape.item for size in (shape.dim, shape.value))
     moved = floor = 0
     for count in rows.counts:
         step = constants["QUERIES"] * shape.kv_heads // shape.heads
@@ -73,18 +89,26 @@ def attend(shape: Shape, rows: Rows, constants: Constants) -> Bytes:
             keys = _seen(end - tokens, end, constants)
             used, stored = _parts(end, constants) if count == 1 else (1, 0)
             moved += keys * (key + shape.kv_heads * INT32) + used * tokens * query
-            moved += _part(shape) * stored if stored else tokens * query
+            moved += _part(shape) * stored if stored else tokens * result
+            if constants["SINKS"] and not stored:
+                moved += constants["QUERIES"] * shape.kv_heads * FLOAT32
         keys = _seen(rows.keys - count, rows.keys, constants)
-        floor += keys * key + -(-keys // shape.block) * INT32 + 2 * count * query
-    return Bytes(moved, floor)
+        floor += keys * key + -(-keys // shape.block) * INT32 + count * (query + result)
+    return Bytes(moved, floor + _sinks(shape, constants))
 
 
 def join(shape: Shape, rows: Rows, constants: Constants) -> Bytes | None:
     stored = sum(_parts(rows.keys, constants)[1] for count in rows.counts if count == 1)
     if not stored:
         return None
-    outputs = rows.counts.count(1) * shape.heads * shape.dim * shape.item
-    return _once(stored * _part(shape) + outputs)
+    divided = rows.counts.count(1)
+    both = stored * _part(shape) + divided * shape.heads * shape.value * shape.item
+    sinks = _sinks(shape, constants)
+    return Bytes(both + divided * sinks, both + sinks)
+
+
+def _sinks(shape: Shape, constants: Constants) -> int:
+    return shape.heads * FLOAT32 if constants["SINKS"] else 0
 
 
 def _seen(first: int, end: int, constants: Constants) -> int:
@@ -111,7 +135,7 @@ def _parts(length: int, constants: Constants) -> tuple[int, int]:
 
 def _part(shape: Shape) -> int:
     """Bytes of a part: sums of V, and the maximum and the sum of the weights."""
-    return shape.heads * (shape.dim + 2) * FLOAT32
+    return shape.heads * (shape.value + 2) * FLOAT32
 
 
 def rotate_store(shape: Shape, rows: Rows, constants: Constants) -> Bytes:
@@ -127,7 +151,7 @@ def rotate_store(shape: Shape, rows: Rows, constants: Constants) -> Bytes:
 
 
 def store_kv(shape: Shape, rows: Rows, constants: Constants) -> Bytes:
-    return _once(rows.tokens * 2 * 2 * shape.kv_heads * shape.dim * shape.item)
+    return _once(rows.tokens * 2 * shape.kv_heads * shape.kept * shape.item)
 
 
 def add_norm(shape: Shape, rows: Rows, constants: Constants) -> Bytes:
@@ -165,6 +189,40 @@ def add_splits(shape: Shape, rows: Rows, constants: Constants) -> Bytes | None:
     bias = constants["HAS_BIAS"] * constants["OUTPUTS"] * shape.item
     both = rows.tokens * constants["OUTPUTS"] * sums
     return Bytes(both + rows.tokens * bias, both + bias)
+
+
+def expert_inner(shape: Shape, rows: Rows, constants: Constants) -> Bytes:
+    """Pairs are divided evenly among the experts. Tiles of an expert load the same weights, and
+    tiles of the same pairs the same inputs."""
+    return _experts(shape, rows, constants, parts=2, sources=rows.tokens)
+
+
+def expert_outputs(shape: Shape, rows: Rows, constants: Constants) -> Bytes:
+    return _experts(shape, rows, constants, parts=1, sources=rows.tokens * shape.chosen)
+
+
+def _experts(shape: Shape, rows: Rows, constants: Constants, parts: int, sources: int) -> Bytes:
+    """A product of all experts: `parts` weights are multiplied with the same inputs, which are
+    `sources` different rows."""
+    experts, tile = constants["EXPERTS"], constants["M"]
+    outputs, inputs = constants["OUTPUTS"], constants["INPUTS"]
+    pairs = rows.tokens * shape.chosen
+    used = min(pairs, experts)
+    shares = [pairs // used + (expert < pairs % used) for expert in range(used)]
+    tiles = sum(-(-share // tile) for share in shares)
+    across = -(-outputs // constants["N"])
+    weight = parts * outputs * (inputs + constants["HAS_BIAS"]) * shape.item
+    begins = most_tiles(pairs, experts, tile) * across * 2 * experts * INT32
+    pair = inputs * shape.item + INT64
+    result = pairs * outputs * shape.item
+    moved = begins + tiles * weight + pairs * across * pair + result
+    floor = used * weight + sources * inputs * shape.item + pairs * INT64 + result
+    return Bytes(moved, floor + (experts + 1) * INT32)
+
+
+def add_experts(shape: Shape, rows: Rows, constants: Constants) -> Bytes:
+    row = constants["OUTPUTS"] * shape.item
+    return _once(rows.tokens * (constants["CHOSEN"] + 1) * row)
 
 
 def put_sampled(shape: Shape, rows: Rows, constants: Constants) -> Bytes:
@@ -217,6 +275,7 @@ ESTIMATES: Mapping[str, Callable[[Shape, Rows, Constants], Bytes | None]] = {
     for each in (
         *(attend, join, rotate_store, store_kv),
         *(add_norm, activation_mul, matmul, add_splits, put_sampled),
+        *(expert_inner, expert_outputs, add_experts),
         *(count, weigh, count_ties, limits, draw, pick),
     )
 }
@@ -255,6 +314,9 @@ def describe(kernel: str, constants: Constants) -> str:
         return "with a delta" if constants["HAS_DELTA"] else ""
     if kernel == "_activation_mul":
         return "gelu" if constants["GELU"] else "silu"
+    if kernel in ("_expert_inner", "_expert_outputs"):
+        size = f"{constants['EXPERTS']} of {constants['OUTPUTS']} x {constants['INPUTS']}"
+        return size + (", bias" if constants["HAS_BIAS"] else "")
     if kernel in ("_matmul", "_add_splits"):
         size = f"{constants['OUTPUTS']} outputs"
         if kernel == "_matmul":

@@ -43,6 +43,7 @@ from baton_engine.build import ops_for
 from baton_engine.config.model_config import AttentionSpec, RopeConfig
 from baton_engine.interface import Row, Sample
 from baton_engine.kv.kv_pool import TORCH_DTYPES, TorchMemory
+from baton_engine.layers.experts import ClampedSwiGLU, ExpertWeights, Routes
 from baton_engine.layers.rotary import HeadNorm, Rope
 from baton_engine.layers.triton_matmul import FIXED_TILE, FIXED_TILE_HEAD, STORED_ROWS
 from baton_engine.runner.input_buffers import StepShape, pad, to_device
@@ -126,6 +127,7 @@ def attend(dtype: str, dim: int, limits: dict[str, Any], exact: bool) -> None:
         num_heads=HEADS, num_kv_heads=KV_HEADS, head_dim=dim, scale=dim**-0.5, **limits
     )
     attention = TritonAttention(memory, [spec], exact=exact)
+    sinks_N = torch.zeros(HEADS) if spec.sinks else None
     rope = Rope(RopeConfig(type="default", theta=1e6), dim, kind, CPU)
     norm = HeadNorm(torch.ones(HEADS + KV_HEADS, dim, dtype=kind), 1e-6) if limits else None
     shape = StepShape(PADDED, PADDED, 20, 1)
@@ -136,8 +138,9 @@ def attend(dtype: str, dim: int, limits: dict[str, Any], exact: bool) -> None:
         tokens, step = len(batch.host.tokens_T), attention.begin(batch)
         tables = rope.tables(torch.arange(tokens))
         heads = torch.zeros(tokens, HEADS + 2 * KV_HEADS, dim, dtype=kind)
-        OPS.attend(heads, HEADS, norm, tables, 0, step)
-        step.attend(0, *torch.split(heads, [HEADS, KV_HEADS, KV_HEADS], dim=1))
+        OPS.attend(heads, HEADS, norm, tables, 0, step, sinks_N)
+        qkv = torch.split(heads, [HEADS, KV_HEADS, KV_HEADS], dim=1)
+        step.attend(0, *qkv, sinks_N=sinks_N)
 
 
 def small_operations(shape: Shape) -> None:
@@ -178,7 +181,38 @@ def multiply(dtype: str, sizes: list[tuple[int, int]]) -> None:
     FIXED_TILE_HEAD.product(head, None)(x)
 
 
+@dataclass(frozen=True)
+class Mixture:
+    hidden: int
+    size: int
+    experts: int
+    chosen: int
+    clamped: ClampedSwiGLU | None = None  # with biases
+
+
+QWEN_MOE = Mixture(2048, 768, 128, 8)  # Qwen3-30B-A3B
+GPT_OSS = Mixture(2880, 2880, 32, 4, ClampedSwiGLU(1.702, 7.0))
+
+
+def compute_experts(dtype: str, mixture: Mixture) -> None:
+    """A decode step of one row, and a prompt."""
+    numbers = partial(torch.empty, dtype=TORCH_DTYPES[dtype])
+    experts, hidden, size = mixture.experts, mixture.hidden, mixture.size
+    biased = mixture.clamped is not None
+    weights = ExpertWeights(
+        *(numbers(experts, 2 * size, hidden), numbers(experts, hidden, size)),
+        numbers(experts, 2 * size) if biased else None,
+        numbers(experts, hidden) if biased else None,
+        mixture.clamped,
+    )
+    for tokens in (1, 256):
+        ids = torch.zeros(tokens, mixture.chosen, dtype=torch.int64)
+        OPS.experts(numbers(tokens, hidden), Routes(ids, torch.zeros(ids.shape)), weights)
+
+
 LIMITS: dict[str, dict[str, Any]] = {"": {}, ", limited": {"window": 4096, "soft_cap": 50.0}}
+SINKS: dict[str, Any] = {"window": 128, "sinks": True}
+HEADS_OF_64 = Shape(dim=64)
 WIDE = Shape(hidden=4096, mlp=12_288)
 CASES = {
     f"{dtype}, head_dim {dim}{limits}{', exact' if exact else ''}": Case(
@@ -189,20 +223,33 @@ CASES = {
         ("bfloat16", "float32"), (64, 128, 256), LIMITS, (False, True)
     )
 } | {
+    "bfloat16, head_dim 64, sinks": Case(
+        partial(attend, "bfloat16", 64, SINKS, False), HEADS_OF_64
+    ),
+    "bfloat16, head_dim 64, sinks, exact": Case(
+        partial(attend, "bfloat16", 64, SINKS, True), HEADS_OF_64
+    ),
     "norms and activations": Case(partial(small_operations, SHAPE)),
     "norms and activations of Qwen3-8B": Case(partial(small_operations, WIDE), WIDE),
     "sampling": Case(sample),
     "products of Qwen3-0.6B": Case(partial(multiply, "bfloat16", QWEN)),
     "products in bfloat16": Case(partial(multiply, "bfloat16", [*WIDTHS, *BIASED])),
     "products in float32": Case(partial(multiply, "float32", [*WIDTHS, *BIASED]), Shape(item=4)),
+    "experts of Qwen3-30B-A3B": Case(partial(compute_experts, "bfloat16", QWEN_MOE)),
+    "experts of gpt-oss-20b": Case(
+        partial(compute_experts, "bfloat16", GPT_OSS), Shape(chosen=GPT_OSS.chosen)
+    ),
+    "experts in float32": Case(partial(compute_experts, "float32", QWEN_MOE), Shape(item=4)),
 }
 # Attention takes most of the time, so only one of the exact and one of the other cases.
 QUICK = {
     "bfloat16, head_dim 128, exact": 90,
     "bfloat16, head_dim 64, limited": 90,
+    "bfloat16, head_dim 64, sinks, exact": 90,
     "norms and activations of Qwen3-8B": 80,
     "sampling": 80,
     "products in bfloat16": 100,
+    "experts of gpt-oss-20b": 90,
 }
 
 

@@ -14,7 +14,9 @@ from dataclasses import dataclass
 
 import torch
 
+from baton_engine.attention.layer_kv import LayerKV
 from baton_engine.attention.triton_paged_attention import StepRows
+from tests.support.engines.attention_specs import sinks_of
 from tests.support.engines.kernels import DEVICE
 from tests.support.engines.small_pool import attention_of
 
@@ -28,7 +30,9 @@ Spans = Sequence[tuple[int, int]]
 @dataclass(frozen=True, kw_only=True)
 class Case:
     """One case. `spans` are rows as (start, tokens); `heads` are the numbers of query heads and of
-    kv heads; `window` is in tokens."""
+    kv heads; `window` is in tokens; with `sinks`, each query head has one. Heads of v have
+    `value_dim` numbers, by default `dim`; if they are `latent`, these are the first numbers of
+    k."""
 
     spans: Spans
     heads: tuple[int, int] = (4, 2)
@@ -36,14 +40,18 @@ class Case:
     block: int = 16
     dtype: torch.dtype = torch.float32
     window: int | None = None
+    value_dim: int | None = None
+    latent: bool = False
+    sinks: bool = False
 
 
 @dataclass(frozen=True)
 class Inputs:
     q_TNH: torch.Tensor
-    layer_P2KBH: torch.Tensor
+    kv: LayerKV
     rows: StepRows
     expected_TNH: torch.Tensor  # float64, on the CPU
+    sinks_N: torch.Tensor | None = None
 
 
 def make_inputs(case: Case) -> Inputs:
@@ -55,24 +63,44 @@ def make_inputs(case: Case) -> Inputs:
     used = [-(-length // case.block) for length in lengths]
     free = list(range(1, 1 + sum(used) + SPARE_BLOCKS))
     random.Random(0).shuffle(free)
-    pool = torch.full((len(free) + 1, 2, kv_heads, case.block, case.dim), torch.nan).to(case.dtype)
+    value_dim = case.value_dim or case.dim
+    kept = (case.dim,) if case.latent else (case.dim, value_dim)
+    pool = torch.full((len(free) + 1, kv_heads * case.block * sum(kept)), torch.nan).to(case.dtype)
+    pages = pages_of(pool, kept, kv_heads, case.block)
     table = torch.zeros(len(lengths), max(used) + 2, dtype=torch.int32)
     tokens = sum(tokens for _, tokens in case.spans)
     # A slice of a wider tensor, as a model's projections give it.
     q = torch.randn(tokens, heads + kv_heads, case.dim, generator=noise).to(case.dtype)[:, :heads]
+    sinks_N = sinks_of(heads, DEVICE) if case.sinks else None
     expected, begin = [], 0
     for line, (start, count) in enumerate(case.spans):
-        kv = torch.randn(2, kv_heads, lengths[line], case.dim, generator=noise).to(case.dtype)
+        whole = [
+            torch.randn(kv_heads, lengths[line], size, generator=noise).to(case.dtype)
+            for size in kept
+        ]
         for index in range(used[line]):
-            part = kv[:, :, index * case.block : (index + 1) * case.block]
             table[line, index] = free.pop()
-            pool[table[line, index], :, :, : part.shape[2]] = part
-        expected.append(attention_of(q[begin : begin + count], kv[0], kv[1], start, case.window))
+            for each, kv_KSH in zip(pages, whole, strict=True):
+                part = kv_KSH[:, index * case.block : (index + 1) * case.block]
+                each[table[line, index], :, : part.shape[1]] = part
+        k_KSH, v_KSV = whole[0], whole[-1][..., :value_dim]
+        queries = q[begin : begin + count]
+        expected.append(attention_of(queries, k_KSH, v_KSV, start, case.window, sinks_N))
         begin += count
     starts = torch.tensor([0, *(count for _, count in case.spans)]).cumsum(0).int()
     one_token = all(count == 1 for _, count in case.spans)
     where = (starts.to(DEVICE), torch.tensor(lengths).int().to(DEVICE), table.to(DEVICE))
-    return Inputs(q.to(DEVICE), pool.to(DEVICE), StepRows(*where, one_token), torch.cat(expected))
+    pages = pages_of(pool.to(DEVICE), kept, kv_heads, case.block)
+    kv = LayerKV(pages[0], pages[-1][..., :value_dim])
+    return Inputs(q.to(DEVICE), kv, StepRows(*where, one_token), torch.cat(expected), sinks_N)
+
+
+def pages_of(
+    pool: torch.Tensor, sizes: Sequence[int], kv_heads: int, block: int
+) -> list[torch.Tensor]:
+    """The views [P, K, B, size] of the parts of a pool [P, numbers of a block]."""
+    parts = torch.split(pool, [kv_heads * block * size for size in sizes], dim=1)
+    return [part.unflatten(1, (kv_heads, block, -1)) for part in parts]
 
 
 def assert_near(actual: torch.Tensor, expected: torch.Tensor) -> None:

@@ -65,6 +65,12 @@ LLAMA3_ROPE = {
     "high_freq_factor": 4.0,
     "original_max_position_embeddings": 256,
 }
+YARN_ROPE = {
+    "rope_type": "yarn",
+    "rope_theta": 10000.0,
+    "factor": 8.0,
+    "original_max_position_embeddings": 128,
+}
 # The factors of 6 frequencies. With `original_max_position_embeddings` of 1, transformers uses the
 # long ones in every sequence, and with MAX_POSITIONS the short ones.
 LONGROPE = {
@@ -75,10 +81,10 @@ LONGROPE = {
     "long_factor": [1.0, 2.0, 4.5, 8.0, 16.0, 30.0],
 }
 
-# Together they cover Llama, Qwen3, Mistral, Phi-3 and Gemma 2; GQA 1, 2 and 4; tied and untied
-# embeddings; bias; head_dim other than hidden / heads; Llama 3 rope scaling; partial rope; soft
-# caps; and windows, in all layers and in every other, that are shorter than most prompts and not a
-# multiple of the block size.
+# Together they cover Llama, Qwen3, Mistral, Phi-3, Gemma 2 and gpt-oss; GQA 1, 2 and 4; tied and
+# untied embeddings; bias; head_dim other than hidden / heads; Llama 3 rope scaling; partial rope;
+# soft caps; sinks; experts; and windows, in all layers and in every other, that are shorter than
+# most prompts and not a multiple of the block size.
 TINY_MODELS: dict[str, Tiny] = {
     "llama-gqa1": Tiny("llama", 0.15, _sizes(4, 4, layers=3)),
     "llama-gqa2-tied": Tiny("llama", 0.2, {**_sizes(4, 2), "tie_word_embeddings": True}),
@@ -115,6 +121,18 @@ TINY_MODELS: dict[str, Tiny] = {
             "final_logit_softcapping": 3.0,
         },
         embed_std=0.03,
+    ),
+    # A window in the first layer and sinks in both; the default rope is yarn.
+    "gpt-oss": Tiny(
+        "gpt_oss",
+        0.2,
+        {
+            **_sizes(4, 2),
+            "head_dim": 32,
+            "sliding_window": 40,
+            "num_local_experts": 5,
+            "num_experts_per_tok": 2,
+        },
     ),
 }
 # More families and settings, for the engine's own tests.
@@ -163,6 +181,36 @@ MORE_MODELS: dict[str, Tiny] = {
         },
         embed_std=0.03,
     ),
+    # Windows in other layers than by default, and a gate that is clamped often.
+    "gpt-oss-gqa4": Tiny(
+        "gpt_oss",
+        0.25,
+        {
+            **_sizes(8, 2, hidden=96, layers=3),
+            "head_dim": 16,
+            "sliding_window": 33,
+            "layer_types": ["full_attention", "sliding_attention", "sliding_attention"],
+            "num_local_experts": 7,
+            "num_experts_per_tok": 3,
+            "swiglu_limit": 0.5,
+            "swiglu_alpha": 1.2,
+            "rope_parameters": YARN_ROPE,
+        },
+    ),
+    "gpt-oss-one-expert": Tiny(
+        "gpt_oss",
+        0.2,
+        {
+            **_sizes(4, 4),
+            "head_dim": 24,
+            "intermediate_size": 40,
+            "num_local_experts": 3,
+            "num_experts_per_tok": 1,
+            "attention_bias": False,
+            "tie_word_embeddings": True,
+            "layer_types": ["full_attention"] * 2,
+        },
+    ),
     "qwen2": Tiny("qwen2", 0.2, {**_sizes(4, 2), "tie_word_embeddings": True}),
     "qwen2-mha-head40": Tiny("qwen2", 0.15, _sizes(3, 3, hidden=120)),
     "llama-head64": Tiny("llama", 0.2, {**_sizes(4, 2), "head_dim": 64}),
@@ -193,6 +241,237 @@ MORE_MODELS: dict[str, Tiny] = {
 }
 
 
+def _experts(count: int, top_k: int, size: int = 48) -> dict[str, Any]:
+    return {"num_experts": count, "num_experts_per_tok": top_k, "moe_intermediate_size": size}
+
+
+def _glm(count: int, top_k: int, rotated: float = 0.5) -> dict[str, Any]:
+    rope = {"rope_type": "default", "rope_theta": 1e4, "partial_rotary_factor": rotated}
+    experts = _experts(count, top_k)
+    return {**experts, "n_routed_experts": experts.pop("num_experts"), "rope_parameters": rope}
+
+
+def _latent(rank: int, rope: int, key: int, value: int, query: int | None) -> dict[str, Any]:
+    return {
+        "kv_lora_rank": rank,
+        "qk_rope_head_dim": rope,
+        "qk_nope_head_dim": key,
+        "v_head_dim": value,
+        "q_lora_rank": query,
+        "num_key_value_heads": 4,
+    }
+
+
+def _yarn(mscale: float) -> dict[str, Any]:
+    return {
+        "rope_type": "yarn",
+        "rope_theta": 10000.0,
+        "factor": 8.0,
+        "original_max_position_embeddings": 128,
+        "mscale": mscale,
+        "mscale_all_dim": 0.7,
+    }
+
+
+# Mixtures of experts: normalised weights and not; odd numbers of experts; layers without experts;
+# a shared MLP with and without a gate; groups of experts. DeepSeek's keep latent rows, of sizes
+# that compiled kernels read in place or that are copied first, with and without a latent of q.
+EXPERT_MODELS: dict[str, Tiny] = {
+    "mixtral": Tiny("mixtral", 0.2, {**_sizes(4, 2), "num_local_experts": 8}),
+    "mixtral-window-tied": Tiny(
+        "mixtral",
+        0.2,
+        {
+            **_sizes(4, 4),
+            "head_dim": 24,
+            "num_local_experts": 3,
+            "sliding_window": 40,
+            "tie_word_embeddings": True,
+        },
+    ),
+    "mixtral-gqa4-odd": Tiny(
+        "mixtral",
+        0.15,
+        {**_sizes(4, 1, layers=3), "num_local_experts": 5, "num_experts_per_tok": 3},
+    ),
+    "qwen2-moe": Tiny(
+        "qwen2_moe",
+        0.2,
+        {**_sizes(4, 2), **_experts(4, 2), "shared_expert_intermediate_size": 80},
+    ),
+    # Experts in layers 1 and 3, windows in layers 0 and 2.
+    "qwen2-moe-window-tied": Tiny(
+        "qwen2_moe",
+        0.2,
+        {
+            **_sizes(4, 2, layers=4),
+            **_experts(6, 2, size=32),
+            "shared_expert_intermediate_size": 32,
+            "decoder_sparse_step": 2,
+            "norm_topk_prob": True,
+            "use_sliding_window": True,
+            "sliding_window": 40,
+            "tie_word_embeddings": True,
+        },
+    ),
+    "qwen2-moe-one-of-7": Tiny(
+        "qwen2_moe",
+        0.15,
+        {
+            **_sizes(3, 3, hidden=120, layers=3),
+            **_experts(7, 1),
+            "shared_expert_intermediate_size": 48,
+            "mlp_only_layers": [0],
+            "qkv_bias": False,
+        },
+    ),
+    "qwen3-moe": Tiny(
+        "qwen3_moe",
+        0.2,
+        {**_sizes(4, 2), **_experts(8, 2), "head_dim": 32, "norm_topk_prob": True},
+    ),
+    "qwen3-moe-bias-odd": Tiny(
+        "qwen3_moe",
+        0.2,
+        {
+            **_sizes(4, 4, layers=3),
+            **_experts(5, 3),
+            "attention_bias": True,
+            "mlp_only_layers": [1],
+            "tie_word_embeddings": True,
+        },
+    ),
+    "qwen3-moe-window": Tiny(
+        "qwen3_moe",
+        0.2,
+        {
+            **_sizes(8, 2, hidden=96),
+            **_experts(4, 1, size=64),
+            "head_dim": 16,
+            "decoder_sparse_step": 2,
+            "norm_topk_prob": True,
+            "use_sliding_window": True,
+            "sliding_window": 40,
+        },
+    ),
+    "olmoe": Tiny("olmoe", 0.2, {**_sizes(4, 4), "num_experts": 8, "num_experts_per_tok": 2}),
+    "olmoe-clip-tied": Tiny(
+        "olmoe",
+        0.2,
+        {
+            **_sizes(4, 2),
+            "num_experts": 4,
+            "num_experts_per_tok": 2,
+            "norm_topk_prob": True,
+            "clip_qkv": 1.0,  # a third of all numbers are beyond it
+            "tie_word_embeddings": True,
+        },
+    ),
+    "olmoe-bias-odd": Tiny(
+        "olmoe",
+        0.15,
+        {
+            **_sizes(4, 1, layers=3),
+            "num_experts": 7,
+            "num_experts_per_tok": 3,
+            "attention_bias": True,
+        },
+    ),
+    "glm4-moe": Tiny(
+        "glm4_moe",
+        0.2,
+        {
+            **_sizes(4, 2),
+            **_glm(8, 2),
+            "attention_bias": True,
+            "use_qk_norm": True,
+            "routed_scaling_factor": 1.5,
+        },
+    ),
+    "glm4-moe-groups-tied": Tiny(
+        "glm4_moe",
+        0.2,
+        {
+            **_sizes(4, 1),
+            **_glm(8, 3, rotated=0.75),
+            "n_group": 4,
+            "topk_group": 2,
+            "n_shared_experts": 2,
+            "first_k_dense_replace": 0,
+            "norm_topk_prob": False,
+            "tie_word_embeddings": True,
+        },
+    ),
+    "deepseek-v2-lite": Tiny(
+        "deepseek_v2",
+        0.2,
+        {
+            **_sizes(4, 4),
+            **_latent(32, 32, 16, 24, None),
+            **_glm(6, 2),
+            "rope_parameters": {"rope_type": "default", "rope_theta": 1e4},
+            "n_shared_experts": 1,
+        },
+    ),
+    "deepseek-v2-groups": Tiny(
+        "deepseek_v2",
+        0.2,
+        {
+            **_sizes(4, 4, layers=3),
+            **_latent(24, 8, 20, 28, 40),
+            **_glm(8, 3),
+            "rope_parameters": _yarn(0.7),
+            "topk_method": "group_limited_greedy",
+            "n_group": 4,
+            "topk_group": 2,
+            "n_shared_experts": 2,
+            "routed_scaling_factor": 1.5,
+            "first_k_dense_replace": 1,
+        },
+    ),
+    "deepseek-v3": Tiny(
+        "deepseek_v3",
+        0.2,
+        {
+            **_sizes(4, 4, layers=3),
+            **_latent(64, 32, 32, 32, 48),
+            **_glm(8, 2),
+            "rope_parameters": _yarn(1.0),
+            "n_group": 2,
+            "topk_group": 1,
+            "first_k_dense_replace": 1,
+        },
+    ),
+    "deepseek-v3-halves-bias-tied": Tiny(
+        "deepseek_v3",
+        0.2,
+        {
+            **_sizes(4, 4),
+            **_latent(40, 16, 12, 20, None),
+            **_glm(4, 1),
+            "rope_parameters": {"rope_type": "default", "rope_theta": 1e4},
+            "rope_interleave": False,
+            "attention_bias": True,
+            "norm_topk_prob": False,
+            "n_group": 1,
+            "topk_group": 1,
+            "first_k_dense_replace": 0,
+            "tie_word_embeddings": True,
+        },
+    ),
+    "glm4-moe-dense-odd": Tiny(
+        "glm4_moe",
+        0.15,
+        {
+            **_sizes(4, 4, layers=3),
+            **_glm(5, 4, rotated=1.0),
+            "head_dim": 24,
+            "first_k_dense_replace": 2,
+        },
+    ),
+}
+
+
 def prompt_of(length: int, *, seed: int = 0) -> list[int]:
     """`length` random ids without special tokens; equal arguments give equal ids."""
     rng = random.Random(f"{length}/{seed}")
@@ -201,7 +480,7 @@ def prompt_of(length: int, *, seed: int = 0) -> list[int]:
 
 def make_tiny_model(name: str, root: Path = CACHE) -> Path:
     """Return the folder of model `name`, built if it is missing. Safe in parallel processes."""
-    spec = {**TINY_MODELS, **MORE_MODELS}[name]
+    spec = {**TINY_MODELS, **MORE_MODELS, **EXPERT_MODELS}[name]
     import transformers
 
     key = json.dumps([RECIPE, transformers.__version__, name, asdict(spec)], sort_keys=True)
@@ -243,6 +522,9 @@ def _save_model(spec: Tiny, folder: Path, *, seed: str) -> None:
             center = 1.0 if "norm" in name else 0.0
             std = spec.embed_std if spec.embed_std and "embed_tokens" in name else spec.std
             parameter.normal_(center, std, generator=noise)
+        for name, buffer in model.named_buffers():
+            if name.endswith("e_score_correction_bias"):
+                buffer.normal_(0.0, spec.std, generator=noise)
     model.generation_config.eos_token_id = [FIRST_SPECIAL + 1, FIRST_SPECIAL + 4]
     model.save_pretrained(folder)
 

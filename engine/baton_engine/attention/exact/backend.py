@@ -20,7 +20,8 @@ their blocks. Those that begin with the same splits read these once (see `row_gr
 (prefill) are computed one by one, some tokens and kv heads at a time. Their K and V are copied from
 the blocks into one matrix before they are multiplied.
 
-Shapes: T tokens of the step or of a piece, N query heads, K kv heads, H head_dim.
+Shapes: T tokens of the step or of a piece, N query heads, K kv heads, H head_dim, V numbers of a
+head of v.
 """
 
 from __future__ import annotations
@@ -49,10 +50,11 @@ class TorchAttention:
     def __init__(
         self, memory: TorchMemory, specs: Sequence[AttentionSpec], sizes: Sizes = SIZES
     ) -> None:
-        self._kv = PagedKV(memory, specs[0].num_heads, sizes)
+        self._kv = PagedKV(memory, specs, sizes)
         self._specs = tuple(specs)
         self._products = BatchedProducts.for_heads(
-            *(self._kv.pool.dtype, self._kv.device, self._kv.head_dim),
+            *(self._kv.dtype, self._kv.device, self._kv.head_dim),
+            value_dim=self._kv.value_dim,
             keys=Splits(self._kv.block_size, None).keys,
         )
 
@@ -74,8 +76,14 @@ class Group(Protocol):
     @property
     def places(self) -> Places: ...
 
-    def attend(self, layer: int, q_TNH: torch.Tensor, spec: AttentionSpec) -> torch.Tensor:
-        """Outputs [T, N, H] of these queries. Their K and V must be in the pool already."""
+    def attend(
+        self,
+        layer: int,
+        q_TNH: torch.Tensor,
+        spec: AttentionSpec,
+        sinks_N: torch.Tensor | None = None,
+    ) -> torch.Tensor:
+        """Outputs [T, N, V] of these queries. Their K and V must be in the pool already."""
         ...
 
 
@@ -103,27 +111,30 @@ class TorchStep:
         self._plans = [plans[kind] for kind in kinds]
 
     def slots(self, layer: int) -> KVSlots:
-        group, index = self._kv.places[layer]
-        return KVSlots(self._kv.pool, index, self._slots[group])
+        views = self._kv.layers[layer]
+        return KVSlots(views.k_PKBH, views.v_PKBV, self._slots[self._kv.places[layer][0]])
 
     def attend(
         self,
         layer: int,
         q_TNH: torch.Tensor,
         k_TKH: torch.Tensor,
-        v_TKH: torch.Tensor,
+        v_TKV: torch.Tensor | None,
         *,
         stored: bool = False,
+        sinks_N: torch.Tensor | None = None,
     ) -> torch.Tensor:
         if not stored:
-            self._kv.store(layer, self._targets[self._kv.places[layer][0]], k_TKH, v_TKH)
+            self._kv.store(layer, self._targets[self._kv.places[layer][0]], k_TKH, v_TKV)
         plan, spec = self._plans[layer], self._specs[layer]
+        assert spec.sinks == (sinks_N is not None)
         if len(plan) == 1:  # the usual decode step: no copy
-            return plan[0].attend(layer, q_TNH, spec)
-        out_TNH = torch.empty(q_TNH.shape, dtype=q_TNH.dtype, device=q_TNH.device)
+            return plan[0].attend(layer, q_TNH, spec, sinks_N)
+        shape = (*q_TNH.shape[:2], spec.value_dim)
+        out_TNV = torch.empty(shape, dtype=q_TNH.dtype, device=q_TNH.device)
         for group in plan:
-            out_TNH[group.places] = group.attend(layer, q_TNH[group.places], spec)
-        return out_TNH
+            out_TNV[group.places] = group.attend(layer, q_TNH[group.places], spec, sinks_N)
+        return out_TNV
 
 
 def _groups(

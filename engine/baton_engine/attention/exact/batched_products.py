@@ -10,7 +10,8 @@ matrices with other numbers get additional rows of zeros.
 The test also finds in which order the library adds. If it is an order of the kernels
 (`cpu_kernels.paged_attention`), one-token rows read K and V in place and get the bits of a prompt.
 
-Shapes: X matrices, M rows, S keys of a split, C splits, L = C S keys, H head_dim.
+Shapes: X matrices, M rows, S keys of a split, C splits, L = C S keys, H head_dim, V numbers of a
+head of v.
 """
 
 from __future__ import annotations
@@ -31,6 +32,7 @@ from baton_engine.attention.exact.paged_products import (
     can_compute,
 )
 from baton_engine.attention.exact.row_rule import ROW_COUNTS, TEST_ROWS, RowRule, find_rule
+from baton_engine.attention.layer_kv import LayerKV
 from baton_engine.config.model_config import AttentionSpec
 from baton_engine.cpu_kernels.attention_task import Order, Part
 from baton_engine.cpu_kernels.paged_attention import TILE, UNIT
@@ -51,12 +53,13 @@ class BatchedProducts:
 
     @classmethod
     def for_heads(
-        cls, dtype: torch.dtype, device: torch.device, head_dim: int, keys: int
+        cls, dtype: torch.dtype, device: torch.device, head_dim: int, *, value_dim: int, keys: int
     ) -> BatchedProducts:
-        """The products of heads of `head_dim` and splits of `keys` keys."""
+        """The products of heads of q and k with `head_dim` numbers, of v with `value_dim`, and
+        splits of `keys` keys."""
         if device.type != "cpu":
             return cls(RowRule(()))
-        return _tested(dtype, head_dim, keys, torch.get_num_threads())
+        return _tested(dtype, (head_dim, value_dim), keys, torch.get_num_threads())
 
     @property
     def exact(self) -> bool:
@@ -87,27 +90,27 @@ class BatchedProducts:
             scores_XML.div_(spec.soft_cap).tanh_().mul_(spec.soft_cap)
         return scores_XML
 
-    def sums(self, weights_XMCS: torch.Tensor, v_XLH: torch.Tensor) -> torch.Tensor:
-        """Sums of V times weight by split, [X, M, C, H], in the dtype of V."""
+    def sums(self, weights_XMCS: torch.Tensor, v_XLV: torch.Tensor) -> torch.Tensor:
+        """Sums of V times weight by split, [X, M, C, V], in the dtype of V."""
         matrices, count, splits, keys = weights_XMCS.shape
         if count > self.most_rows:
-            return torch.cat([self.sums(part, v_XLH) for part in self._divided(weights_XMCS)], 1)
+            return torch.cat([self.sums(part, v_XLV) for part in self._divided(weights_XMCS)], 1)
         shape = matrices, splits, self.rows(count), keys
-        padded_XCMS = torch.empty(shape, dtype=v_XLH.dtype, device=v_XLH.device)
+        padded_XCMS = torch.empty(shape, dtype=v_XLV.dtype, device=v_XLV.device)
         padded_XCMS[:, :, :count].copy_(weights_XMCS.transpose(1, 2))
         padded_XCMS[:, :, count:] = 0.0
-        return self.multiplied(padded_XCMS, v_XLH)[:, :count]
+        return self.multiplied(padded_XCMS, v_XLV)[:, :count]
 
-    def multiplied(self, weights_XCMS: torch.Tensor, v_XLH: torch.Tensor) -> torch.Tensor:
+    def multiplied(self, weights_XCMS: torch.Tensor, v_XLV: torch.Tensor) -> torch.Tensor:
         """The same, of a permitted number of rows in another order."""
         matrices, splits, _, keys = weights_XCMS.shape
         weights_YMS = weights_XCMS.flatten(0, 1)
-        v_YSH = v_XLH.reshape(matrices * splits, keys, -1)
-        if v_XLH.dtype == torch.bfloat16 and not multiplies_bf16():
-            sums_YMH = torch.bmm(weights_YMS.float(), v_YSH.float()).bfloat16()
+        v_YSV = v_XLV.reshape(matrices * splits, keys, -1)
+        if v_XLV.dtype == torch.bfloat16 and not multiplies_bf16():
+            sums_YMV = torch.bmm(weights_YMS.float(), v_YSV.float()).bfloat16()
         else:
-            sums_YMH = torch.bmm(weights_YMS, v_YSH)
-        return sums_YMH.view(matrices, splits, *sums_YMH.shape[1:]).transpose(1, 2)
+            sums_YMV = torch.bmm(weights_YMS, v_YSV)
+        return sums_YMV.view(matrices, splits, *sums_YMV.shape[1:]).transpose(1, 2)
 
     def weights(
         self,
@@ -116,46 +119,48 @@ class BatchedProducts:
         spec: AttentionSpec,
         seen_R2: npt.NDArray[np.int32],
         split: int,
+        sinks_XR: torch.Tensor | None = None,
     ) -> torch.Tensor:
         """Attention weights [X, C, M, S] in the dtype of K, for multiplied(), on a CPU. Of a
-        permitted number of rows, the first R see keys [begin, end) = `seen_R2`; the weights of the
-        others are not set."""
+        permitted number of rows, the first R see keys [begin, end) = `seen_R2`, and have a sink if
+        there are any; the weights of the others are not set."""
         scores: torch.Tensor | tuple[torch.Tensor, torch.Tensor]
         if q_XMH.dtype == torch.bfloat16 and multiplies_bf16() and spec.soft_cap is None:
             scores = product_and_lost(q_XMH, k_XLH)
         else:
             scores = self.scores(q_XMH, k_XLH, spec)
-        return prompt_weights(scores, seen_R2, split, k_XLH.dtype, spec.scale)
+        return prompt_weights(scores, seen_R2, split, k_XLH.dtype, spec.scale, sinks_XR)
 
     def _divided(self, tensor_XM: torch.Tensor) -> list[torch.Tensor]:
         return list(torch.split(tensor_XM, self.most_rows, 1))
 
 
-def sum_splits(sums_XMCH: torch.Tensor) -> torch.Tensor:
-    """The sums of all splits, added in ascending order: float32 [X, M, H], a new tensor."""
-    found_XMH = sums_XMCH[:, :, 0].to(torch.float32, copy=True)
-    for split in range(1, sums_XMCH.shape[2]):
-        found_XMH += sums_XMCH[:, :, split]
-    return found_XMH
+def sum_splits(sums_XMCV: torch.Tensor) -> torch.Tensor:
+    """The sums of all splits, added in ascending order: float32 [X, M, V], a new tensor."""
+    found_XMV = sums_XMCV[:, :, 0].to(torch.float32, copy=True)
+    for split in range(1, sums_XMCV.shape[2]):
+        found_XMV += sums_XMCV[:, :, split]
+    return found_XMV
 
 
 @functools.cache
-def _tested(dtype: torch.dtype, head_dim: int, keys: int, threads: int) -> BatchedProducts:
+def _tested(dtype: torch.dtype, dims: tuple[int, int], keys: int, threads: int) -> BatchedProducts:
     """Find the numbers of rows with which both products give a row the same bits, for any number of
     columns and matrices. Takes a tenth of a second; cached per process, for each number of
     `threads`."""
     noise = torch.Generator().manual_seed(0)
+    head_dim, value_dim = dims
     spec = AttentionSpec(num_heads=1, num_kv_heads=1, head_dim=head_dim, scale=1.0)
     untested = BatchedProducts(RowRule(ROW_COUNTS))
     k_XCSH = torch.randn(MATRICES, SPLITS, keys, head_dim, generator=noise).to(dtype)
-    v_XCSH = torch.randn(MATRICES, SPLITS, keys, head_dim, generator=noise).to(dtype)
+    v_XCSV = torch.randn(MATRICES, SPLITS, keys, value_dim, generator=noise).to(dtype)
     w_RS = torch.rand(TEST_ROWS, keys, generator=noise)
     # The second half of a sum cancels the first. What rounding leaves shows the order of additions,
     # even in bfloat16.
     half = keys // 2
     w_RS[:, half : 2 * half] = w_RS[:, :half]
-    v_XCSH[:, :, half : 2 * half] = -v_XCSH[:, :, :half]
-    v_XCSH[:, :, 2 * half :] = 0.0
+    v_XCSV[:, :, half : 2 * half] = -v_XCSV[:, :, :half]
+    v_XCSV[:, :, 2 * half :] = 0.0
 
     def product(x_MI: torch.Tensor) -> torch.Tensor:
         """Scores and sums of rows of (query, weights). NaN if the bits depend on the number of
@@ -167,15 +172,15 @@ def _tested(dtype: torch.dtype, head_dim: int, keys: int, threads: int) -> Batch
             q_XMH = q_MH.expand(matrices, -1, -1)
             w_XMCS = w_MS[None, :, None].expand(matrices, -1, splits, -1)
             scores_XML = untested.scores(q_XMH, k_XCSH[some].flatten(1, 2), spec)
-            sums_XMCH = untested.sums(w_XMCS, v_XCSH[some].flatten(1, 2))
-            parts.append((scores_XML, sums_XMCH))
-        scores_XML, sums_XMCH = parts[0]
+            sums_XMCV = untested.sums(w_XMCS, v_XCSV[some].flatten(1, 2))
+            parts.append((scores_XML, sums_XMCV))
+        scores_XML, sums_XMCV = parts[0]
         for scores, sums in parts[1:]:
             matrices, _, splits, _ = sums.shape
             same = torch.equal(scores, scores_XML[:matrices, :, : splits * keys])
-            if not same or not torch.equal(sums, sums_XMCH[:matrices, :, :splits]):
+            if not same or not torch.equal(sums, sums_XMCV[:matrices, :, :splits]):
                 scores_XML.fill_(torch.nan)
-        each = (scores_XML.transpose(0, 1), sums_XMCH.float().transpose(0, 1))
+        each = (scores_XML.transpose(0, 1), sums_XMCV.float().transpose(0, 1))
         return torch.cat([part.flatten(1) for part in each], 1)
 
     q_RH = torch.randn(TEST_ROWS, head_dim, generator=noise).to(dtype).float()
@@ -183,7 +188,7 @@ def _tested(dtype: torch.dtype, head_dim: int, keys: int, threads: int) -> Batch
     if not rule.counts:
         return BatchedProducts(rule)
     w_XMCS = w_RS[None, :, None].expand(MATRICES, -1, SPLITS, -1)
-    return BatchedProducts(rule, _orders(BatchedProducts(rule), q_RH, w_XMCS, k_XCSH, v_XCSH))
+    return BatchedProducts(rule, _orders(BatchedProducts(rule), q_RH, w_XMCS, k_XCSH, v_XCSV))
 
 
 def _orders(
@@ -191,41 +196,44 @@ def _orders(
     q_MH: torch.Tensor,
     w_XMCS: torch.Tensor,
     k_XCSH: torch.Tensor,
-    v_XCSH: torch.Tensor,
+    v_XCSV: torch.Tensor,
 ) -> Orders | None:
     """The orders in which the library adds, found with some queries and weights."""
     (matrices, splits, keys, dim), rows = k_XCSH.shape, len(q_MH)
-    dtype, block = k_XCSH.dtype, UNIT
-    if not can_compute(dtype, dim, block) or keys % TILE:
+    dtype, value_dim, block = k_XCSH.dtype, v_XCSV.shape[3], UNIT
+    if not can_compute(dtype, dim, value_dim, block) or keys % TILE:
         return None
     spec = AttentionSpec(num_heads=1, num_kv_heads=1, head_dim=dim, scale=dim**-0.5)
     q_XMH = q_MH.to(dtype).expand(matrices, -1, -1)
     scores_XML = products.scores(q_XMH, k_XCSH.flatten(1, 2), spec)
-    sums_XMH = sum_splits(products.sums(w_XMCS, v_XCSH.flatten(1, 2)))
-    pages_XP = np.arange(matrices * splits * keys // block).reshape(matrices, -1)
+    sums_XMV = sum_splits(products.sums(w_XMCS, v_XCSV.flatten(1, 2)))
+    blocks_XP = np.arange(matrices * splits * keys // block).reshape(matrices, -1)
+    heads_X = np.zeros(matrices, np.int64)
     rows_XM = np.arange(matrices * rows).reshape(matrices, rows)
     seen_X2 = np.tile((0, splits * keys), (matrices, 1))
-    scores_QL, sums_QH = (
+    scores_QL, sums_QV = (
         torch.empty(matrices * rows, splits * keys),
-        torch.empty(matrices * rows, dim),
+        torch.empty(matrices * rows, value_dim),
     )
+    pages = [each.view(-1, 1, block, each.shape[3]) for each in (k_XCSH, v_XCSV)]
     arrays = Arrays(
-        k_pages=k_XCSH.view(-1, block * dim),
-        v_pages=v_XCSH.view(-1, block * dim),
+        kv=LayerKV(*pages),
         queries_QH=q_XMH.reshape(-1, dim),
         scores_QL=scores_QL,
-        sums_QH=sums_QH,
-        output_QH=sums_QH,  # not written
+        sums_QV=sums_QV,
+        output_QV=sums_QV,  # not written
     )
     scores: list[Order] = []
     sums: list[Order] = []
     for order in Order:
-        paged = PagedMatrices(pages_XP, rows_XM, seen_X2, split=keys, orders=Orders(order, order))
+        paged = PagedMatrices(
+            *(blocks_XP, heads_X, rows_XM, seen_X2), split=keys, orders=Orders(order, order)
+        )
         paged.compute(Part.SCORES, arrays, spec.scale)
         if torch.equal(scores_QL.view(scores_XML.shape), scores_XML):
             scores.append(order)
         scores_QL.copy_(w_XMCS.reshape(scores_QL.shape))
         paged.compute(Part.NO_SUMS | Part.SUMS, arrays, spec.scale)
-        if torch.equal(sums_QH.view(sums_XMH.shape), sums_XMH):
+        if torch.equal(sums_QV.view(sums_XMV.shape), sums_XMV):
             sums.append(order)
     return Orders(scores[0], sums[0]) if scores and sums else None

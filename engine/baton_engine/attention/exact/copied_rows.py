@@ -3,8 +3,8 @@
 For a CPU whose library adds in an order that the kernels do not have, for block and head sizes that
 these do not support, and for a GPU without Triton.
 
-Shapes: R rows, N query heads, K kv heads, G = N / K, H head_dim, S keys of a split, C splits,
-L keys, X = R K matrices.
+Shapes: R rows, N query heads, K kv heads, G = N / K, H head_dim, V numbers of a head of v, S keys
+of a split, C splits, L keys, X = R K matrices.
 """
 
 from __future__ import annotations
@@ -58,15 +58,24 @@ class CopiedRows:
         ends_R = (starts_R // kv.block_size + 1) * kv.block_size
         self._written = int((ends_R - (low_R - shared) * splits.keys).max())
 
-    def attend(self, layer: int, q_RNH: torch.Tensor, spec: AttentionSpec) -> torch.Tensor:
+    def attend(
+        self,
+        layer: int,
+        q_RNH: torch.Tensor,
+        spec: AttentionSpec,
+        sinks_N: torch.Tensor | None = None,
+    ) -> torch.Tensor:
         kv, (rows, heads, dim) = self._kv, q_RNH.shape
         q_RKGH = q_RNH.reshape(rows, kv.num_kv_heads, heads // kv.num_kv_heads, dim)
         scores_XGL = self._scores(layer, q_RKGH, spec)
         if self._hidden is not None:
             self._hidden.hide(scores_XGL)
-        sums_XGCH = self._sums(layer, self._splits.weights(scores_XGL))
-        out_XGH = sum_splits(sums_XGCH)
-        return out_XGH.to(q_RNH.dtype).view(rows, heads, dim)
+        sinks_XG = None
+        if sinks_N is not None:
+            sinks_XG = sinks_N.repeat(rows).view(scores_XGL.shape[:2])
+        sums_XGCV = self._sums(layer, self._splits.weights(scores_XGL, sinks_XG))
+        out_XGV = sum_splits(sums_XGCV)
+        return out_XGV.to(q_RNH.dtype).view(rows, heads, kv.value_dim)
 
     def _scores(self, layer: int, q_RKGH: torch.Tensor, spec: AttentionSpec) -> torch.Tensor:
         """Scores [X, G, L] of the shared keys and of each row's own."""
@@ -86,30 +95,30 @@ class CopiedRows:
         return torch.cat((scores_RKGL.flatten(0, 1), own_XGL), -1)
 
     def _sums(self, layer: int, weights_XGCS: torch.Tensor) -> torch.Tensor:
-        """Sums of V times weight [X, G, C, H], of the shared splits and of each row's own."""
+        """Sums of V times weight [X, G, C, V], of the shared splits and of each row's own."""
         if self._common is None:
             return self._own_sums(layer, weights_XGCS, 0)
-        kv_heads, dim = self._kv.num_kv_heads, self._kv.head_dim
-        v_KLH = self._kv.gather_v(layer, self._common).view(kv_heads, -1, dim)
+        kv_heads, dim = self._kv.num_kv_heads, self._kv.value_dim
+        v_KLV = self._kv.gather_v(layer, self._common).view(kv_heads, -1, dim)
         rows, (group, splits, keys) = len(weights_XGCS) // kv_heads, weights_XGCS.shape[1:]
         weights_RKGCS = weights_XGCS.view(rows, kv_heads, group, splits, keys)
         weights_RKGCS = weights_RKGCS[..., : self.shared, :]
         weights_KMCS = weights_RKGCS.transpose(0, 1).flatten(1, 2)
-        sums_KMCH = self._products.sums(weights_KMCS, v_KLH)
-        sums_RKGCH = sums_KMCH.reshape(kv_heads, rows, group, -1, dim).transpose(0, 1)
-        own_XGCH = self._own_sums(layer, weights_XGCS[:, :, self.shared :], self.shared)
-        return torch.cat((sums_RKGCH.flatten(0, 1), own_XGCH), 2)
+        sums_KMCV = self._products.sums(weights_KMCS, v_KLV)
+        sums_RKGCV = sums_KMCV.reshape(kv_heads, rows, group, -1, dim).transpose(0, 1)
+        own_XGCV = self._own_sums(layer, weights_XGCS[:, :, self.shared :], self.shared)
+        return torch.cat((sums_RKGCV.flatten(0, 1), own_XGCV), 2)
 
     def _own_sums(self, layer: int, weights_XGCS: torch.Tensor, first: int) -> torch.Tensor:
         """Sums over the rows' own splits, from split `first` on."""
-        kv_heads, dim = self._kv.num_kv_heads, self._kv.head_dim
+        kv_heads, dim = self._kv.num_kv_heads, self._kv.value_dim
         parts = []
         for part, pages in self._own:
             matrices = slice(part.start * kv_heads, part.stop * kv_heads)
             weights = weights_XGCS[matrices]
-            v_XLH = self._kv.gather_v(layer, pages).view(len(weights), -1, dim)
+            v_XLV = self._kv.gather_v(layer, pages).view(len(weights), -1, dim)
             if self._hidden is not None:
                 keys = slice(first * self._splits.keys, self._written)
-                self._hidden.clear(v_XLH, matrices, keys)
-            parts.append(self._products.sums(weights, v_XLH))
+                self._hidden.clear(v_XLV, matrices, keys)
+            parts.append(self._products.sums(weights, v_XLV))
         return parts[0] if len(parts) == 1 else torch.cat(parts)

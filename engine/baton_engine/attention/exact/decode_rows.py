@@ -24,7 +24,7 @@ from baton_engine.attention.interface import TableRow
 
 def has_kernels(kv: PagedKV, products: BatchedProducts) -> bool:
     """Whether kernels compute one-token rows."""
-    shapes = kv.pool.dtype, kv.head_dim, kv.block_size
+    shapes = kv.dtype, kv.head_dim, kv.value_dim, kv.block_size
     return products.orders is not None and can_compute(*shapes)
 
 

@@ -1,10 +1,11 @@
 """Attention of queries whose K and V stay in the blocks of the pool.
 
 In: per step the pages of each matrix, per layer queries. Out: the bits that `batched_products`
-gives for copies of the pages, if `Orders` are those of the library's products.
+gives for copies of the pages, if `Orders` are those of the library's products. A page is one block
+of one kv head.
 
-Shapes: X matrices, M rows of a matrix, P pages of a matrix, B block size, H head_dim, S keys of a
-split, L scores of a row, Q all rows.
+Shapes: X matrices, M rows of a matrix, P pages of a matrix, B block size, H head_dim, V numbers of
+a head of v, S keys of a split, L scores of a row, Q all rows.
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ import numpy.typing as npt
 import torch
 
 from baton_engine.attention.cpu_bf16 import multiplies_bf16
+from baton_engine.attention.layer_kv import LayerKV
 from baton_engine.cpu_kernels.attention_task import TASK, Order, Part
 from baton_engine.cpu_kernels.openmp import NONE_TAKEN, run_kernel
 from baton_engine.cpu_kernels.paged_attention import TILE, UNIT, bf16_attention, fp32_attention
@@ -24,11 +26,10 @@ from baton_engine.cpu_kernels.paged_attention import TILE, UNIT, bf16_attention,
 Indexes = npt.NDArray[np.integer]
 
 
-def can_compute(dtype: torch.dtype, head_dim: int, block_size: int) -> bool:
+def can_compute(dtype: torch.dtype, head_dim: int, value_dim: int, block_size: int) -> bool:
     """Whether the kernels support this dtype and these shapes."""
-    return (
-        dtype in (torch.float32, torch.bfloat16) and head_dim % TILE == 0 and block_size % UNIT == 0
-    )
+    numbers = dtype in (torch.float32, torch.bfloat16)
+    return numbers and head_dim % TILE == 0 and value_dim % TILE == 0 and block_size % UNIT == 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,28 +42,31 @@ class Orders:
 
 @dataclass(frozen=True, slots=True)
 class Arrays:
-    """What one layer's attention reads and writes: pages of K and V, a page in each row, [B * H];
-    queries and outputs in their dtype, contiguous; scores, which become weights, and sums."""
+    """What one layer's attention reads and writes: K and V; queries and outputs in their dtype,
+    contiguous; scores, which become weights, and sums; the sink of each row, if there are any. The
+    output has any shape of Q V numbers."""
 
-    k_pages: torch.Tensor
-    v_pages: torch.Tensor
+    kv: LayerKV
     queries_QH: torch.Tensor
     scores_QL: torch.Tensor  # float32
-    sums_QH: torch.Tensor  # float32
-    output_QH: torch.Tensor
+    sums_QV: torch.Tensor  # float32
+    output_QV: torch.Tensor
+    sinks_Q: torch.Tensor | None = None  # float32
 
 
 class PagedMatrices:
     """Rows to multiply with the same pages, for all layers of a step.
 
-    Matrix x has the rows `rows_XM` of queries, scores and outputs, and the pages `pages_XP`, of
-    which its rows see keys [begin, end) = `seen_X2`. Its first key has its scores in column
-    `column`. Splits of `split` keys begin at the first key.
+    Matrix x has the rows `rows_XM` of queries, scores and outputs, and the blocks `blocks_XP` of kv
+    head `heads_X`, of which its rows see keys [begin, end) = `seen_X2`. Its first key has its
+    scores in column `column`. Splits of `split` keys begin at the first key. All layers have the
+    same shapes and strides.
     """
 
     def __init__(
         self,
-        pages_XP: Indexes,
+        blocks_XP: Indexes,
+        heads_X: Indexes,
         rows_XM: Indexes,
         seen_X2: Indexes,
         *,
@@ -73,37 +77,46 @@ class PagedMatrices:
         self._task = np.zeros(1, TASK)
         self._fields = self._task[0]
         # Kept, because the task has their addresses.
-        arrays = {"pages": pages_XP, "rows": rows_XM, "seen": seen_X2}
+        arrays = {"blocks": blocks_XP, "heads": heads_X, "rows": rows_XM, "seen": seen_X2}
         self._arrays = {
             name: np.ascontiguousarray(array, np.int32) for name, array in arrays.items()
         }
         self._set(**{name: array.ctypes.data for name, array in self._arrays.items()})
-        self._set(matrices=len(rows_XM), height=rows_XM.shape[1], width=pages_XP.shape[1])
+        self._set(matrices=len(rows_XM), height=rows_XM.shape[1], width=blocks_XP.shape[1])
         self._set(column=column, split=split)
         self._set(scores_order=orders.scores, sums_order=orders.sums)
+        self._shaped = False
 
     def compute(self, parts: Part, arrays: Arrays, scale: float) -> None:
         """Compute some parts of the attention of these rows."""
-        pages, dim = arrays.k_pages, arrays.queries_QH.shape[1]
-        bf16 = pages.dtype == torch.bfloat16
+        keys, values = arrays.kv.k_PKBH, arrays.kv.v_PKBV
+        bf16 = keys.dtype == torch.bfloat16
+        if not self._shaped:
+            self._set_shapes(keys, values, rounded=bf16 and multiplies_bf16())
         self._set(
             next=NONE_TAKEN,
             parts=parts,
-            keys=pages.data_ptr(),
-            values=arrays.v_pages.data_ptr(),
-            page_bytes=pages.stride(0) * pages.element_size(),
-            block=pages.shape[1] // dim,
-            dim=dim,
+            keys=keys.data_ptr(),
+            values=values.data_ptr(),
             queries=arrays.queries_QH.data_ptr(),
             scores=arrays.scores_QL.data_ptr(),
             row_scores=arrays.scores_QL.shape[1],
-            sums=arrays.sums_QH.data_ptr(),
-            output=arrays.output_QH.data_ptr(),
-            rounded=bf16 and multiplies_bf16(),
+            sinks=0 if arrays.sinks_Q is None else arrays.sinks_Q.data_ptr(),
+            sums=arrays.sums_QV.data_ptr(),
+            output=arrays.output_QV.data_ptr(),
             scale=scale,
         )
         function = bf16_attention if bf16 else fp32_attention
         run_kernel(function, self._task)
+
+    def _set_shapes(self, keys: torch.Tensor, values: torch.Tensor, *, rounded: bool) -> None:
+        self._shaped = True
+        _, _, block, dim = keys.shape
+        self._set(block=block, dim=dim, value_dim=values.shape[3], rounded=rounded)
+        for name, pages in (("key", keys), ("value", values)):
+            steps = [step * pages.element_size() for step in pages.stride()]
+            names = (f"{name}_{unit}_bytes" for unit in ("block", "head", "slot"))
+            self._set(**dict(zip(names, steps, strict=False)))
 
     def _set(self, **fields: Any) -> None:
         for name, value in fields.items():

@@ -1,6 +1,7 @@
 """One-token rows whose K and V compiled kernels read in the blocks of the pool.
 
-Shapes: R rows, N query heads, K kv heads, G = N / K, H head_dim, L keys, Q = R N rows of arrays.
+Shapes: R rows, M blocks of a row, N query heads, K kv heads, G = N / K, H head_dim, V numbers of a
+head of v, L keys, Q = R N rows of arrays.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ from baton_engine.attention.exact.paged_products import (
     Orders,
     PagedMatrices,
 )
-from baton_engine.attention.exact.pages import PagedKV
+from baton_engine.attention.exact.pages import PagedKV, Table
 from baton_engine.attention.exact.places import places_of
 from baton_engine.attention.exact.splits import Splits
 from baton_engine.attention.interface import TableRow
@@ -46,7 +47,7 @@ class PagedRows:
         rows_RKG = np.arange(queries).reshape(len(rows), kv.num_kv_heads, -1)
         seen_R2 = splits.seen(starts_R, 0) - (low_R * splits.keys)[:, None]
         self._own = PagedMatrices(
-            kv.pages_of(splits.table(rows, low_R.tolist(), count)),
+            *_matrices(splits.table(rows, low_R.tolist(), count), kv.num_kv_heads),
             rows_RKG.reshape(-1, rows_RKG.shape[2]),
             np.repeat(seen_R2.clip(min=0), kv.num_kv_heads, 0),
             split=splits.keys,
@@ -56,7 +57,7 @@ class PagedRows:
         self._common: PagedMatrices | None = None
         if shared:
             self._common = PagedMatrices(
-                kv.pages_of(splits.table(rows[:1], [0], shared)),
+                *_matrices(splits.table(rows[:1], [0], shared), kv.num_kv_heads),
                 rows_RKG.transpose(1, 0, 2).reshape(kv.num_kv_heads, -1),
                 np.tile((0, shared * splits.keys), (kv.num_kv_heads, 1)),
                 split=splits.keys,
@@ -64,17 +65,24 @@ class PagedRows:
             )
         self._scores = (shared + count) * splits.keys
 
-    def attend(self, layer: int, q_RNH: torch.Tensor, spec: AttentionSpec) -> torch.Tensor:
+    def attend(
+        self,
+        layer: int,
+        q_RNH: torch.Tensor,
+        spec: AttentionSpec,
+        sinks_N: torch.Tensor | None = None,
+    ) -> torch.Tensor:
         kv, own, common = self._kv, self._own, self._common
         q_QH = q_RNH.reshape(-1, q_RNH.shape[-1])
-        out_QH = torch.empty_like(q_QH)
+        out_RNV = q_RNH.new_empty(*q_RNH.shape[:2], kv.value_dim)
         # Made for each layer, because a step may have many groups.
         scores_QL = torch.empty(len(q_QH), self._scores)
-        sums_QH = torch.empty(len(q_QH), kv.head_dim)
-        arrays = Arrays(kv.k_pages[layer], kv.v_pages[layer], q_QH, scores_QL, sums_QH, out_QH)
+        sums_QV = torch.empty(len(q_QH), kv.value_dim)
+        sinks_Q = None if sinks_N is None else sinks_N.repeat(len(q_RNH))
+        arrays = Arrays(kv.layers[layer], q_QH, scores_QL, sums_QV, out_RNV, sinks_Q)
         if common is None and spec.soft_cap is None:
             own.compute(Part.ALL, arrays, spec.scale)
-            return out_QH.view(q_RNH.shape)
+            return out_RNV
         weights = Part.SOFTMAX | Part.NO_SUMS
         if common is not None:
             common.compute(Part.SCORES, arrays, spec.scale)
@@ -89,4 +97,10 @@ class PagedRows:
         if common is not None:  # its splits come first
             common.compute(Part.SUMS, arrays, spec.scale)
         own.compute(Part.SUMS | Part.OUTPUT, arrays, spec.scale)
-        return out_QH.view(q_RNH.shape)
+        return out_RNV
+
+
+def _matrices(table_RM: Table, kv_heads: int) -> tuple[Table, Table]:
+    """The blocks and the kv head of each matrix: one matrix per row and kv head."""
+    heads = np.tile(np.arange(kv_heads), len(table_RM))
+    return np.repeat(table_RM, kv_heads, 0), heads

@@ -4,11 +4,14 @@ In: the pool; block tables. Out: one view per layer, made once, and the indexes 
 indexes are the same for all layers of a KV group, because each layer's view begins at that layer's
 K or V.
 
-Shapes: T tokens, R rows, M blocks, K kv heads, H head_dim, B block size, P blocks.
+Shapes: T tokens, R rows, M blocks, K kv heads, H head_dim, V numbers of a head of v, B block size,
+P blocks.
 """
 
 from __future__ import annotations
 
+import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -16,6 +19,8 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
+from baton_engine.attention.layer_kv import layers_kv
+from baton_engine.config.model_config import AttentionSpec
 from baton_engine.config.step_sizes import KEYS_COPIED, SCORES_AT_ONCE
 from baton_engine.kv.kv_pool import TorchMemory
 from baton_engine.kv.staging import stage
@@ -41,75 +46,121 @@ class Sizes:
 SIZES = Sizes()
 
 
-class PagedKV:
-    """Views of the pool by page and by slot.
+class FieldRows:
+    """K or V of all layers as rows of numbers. A page is one (block, head) of shape [B, H], a slot
+    one token's [H] in it.
 
-    A page is one (block, layer, K or V, head) of shape [B, H]; a slot is one token's [H] in it. All
-    views have one entry per layer. An index that selects a row of one layer selects the same row of
-    any layer of its KV group in that layer's view. `places` has each layer's KV group and index in
-    it.
+    A row of a view begins at any multiple of `unit` numbers, so rows may overlap: blocks of K and V
+    need not be a whole number of pages.
     """
 
-    def __init__(self, memory: TorchMemory, num_heads: int, sizes: Sizes = SIZES) -> None:
-        layout = memory.layout
-        self.sizes = sizes
-        self.pool = memory.pool
-        self.device = memory.pool.device
-        self.num_heads = num_heads
-        self.num_kv_heads = layout.num_kv_heads
-        self.head_dim = layout.head_dim
-        self.block_size = layout.block_size
-        self.places = layout.layer_places
-        layer_pages = 2 * layout.num_kv_heads
-        self._block_pages = layer_pages * layout.group_layers
-        pages = memory.pool.view(-1, layout.block_size * layout.head_dim)
-        slots = memory.pool.view(-1, layout.head_dim)
-        k_starts = [index * layer_pages for _, index in self.places]
-        v_starts = [start + layout.num_kv_heads for start in k_starts]
-        self.k_pages, self.v_pages = (
-            [pages[start:] for start in starts] for starts in (k_starts, v_starts)
-        )
-        self._k_slots, self._v_slots = (
-            [slots[start * layout.block_size :] for start in starts]
-            for starts in (k_starts, v_starts)
-        )
-        self._copies = [pages[:0], pages[:0]]
+    def __init__(self, layers_PKBH: Sequence[torch.Tensor]) -> None:
+        first = layers_PKBH[0]
+        self._block, self._head, self._slot, _ = first.stride()
+        self.shape = tuple(first.shape[1:])  # K, B, H
+        _, block, size = self.shape
+        self._page_unit = math.gcd(self._block, self._head)
+        self._slot_unit = math.gcd(self._page_unit, self._slot)
+        self.pages = [_rows(layer, self._page_unit, block * size) for layer in layers_PKBH]
+        self.slots = [_rows(layer, self._slot_unit, size) for layer in layers_PKBH]
 
-    def pages_of(self, table_RM: Table) -> Table:
-        """Indexes of the pages of K in `k_pages`, and of V in `v_pages`: [R K, M]."""
-        heads = np.arange(self.num_kv_heads)[:, None]
-        pages_RKM = table_RM.astype(np.int64)[:, None] * self._block_pages + heads
-        return pages_RKM.reshape(-1, table_RM.shape[1])
+    @property
+    def steps(self) -> tuple[int, ...]:
+        """Fields with the same steps have the same indexes."""
+        return self._block, self._head, self._slot, self.shape[1] * self.shape[2]
 
-    def page_rows(self, table_RM: Table) -> torch.Tensor:
-        """The indexes of pages_of() for gather_k() and gather_v()."""
-        return stage(self.pages_of(table_RM).reshape(-1), self.device)
+    def page_rows(self, table_RM: Table) -> Table:
+        """Indexes of the pages in each of `pages`, in the order [R, K, M], flattened."""
+        heads = np.arange(self.shape[0])[:, None] * self._head
+        rows_RKM = table_RM.astype(np.int64)[:, None] * self._block + heads
+        found: Table = rows_RKM.reshape(-1) // self._page_unit
+        return found
 
-    def slot_rows(self, slots_T: Positions) -> torch.Tensor:
-        """Indexes of the slots of each (token, kv head), in order [T, K], flattened. A token
+    def slot_rows(self, slots_T: Positions) -> Table:
+        """Indexes in each of `slots` of (token, kv head), in order [T, K], flattened. A token
         without a slot gets one of block 0, which belongs to no request."""
-        blocks, offsets = np.divmod(slots_T.clip(min=0), self.block_size)
-        pages = blocks[:, None] * self._block_pages + np.arange(self.num_kv_heads)
-        return stage((pages * self.block_size + offsets[:, None]).reshape(-1), self.device)
+        blocks, offsets = np.divmod(slots_T.clip(min=0), self.shape[1])
+        tokens = blocks * self._block + offsets * self._slot
+        rows_TK = tokens[:, None] + np.arange(self.shape[0]) * self._head
+        found: Table = rows_TK.reshape(-1) // self._slot_unit
+        return found
+
+
+@dataclass(frozen=True, slots=True)
+class RowIndexes:
+    """Indexes of the same pages or slots in FieldRows of K and of V."""
+
+    k: torch.Tensor
+    v: torch.Tensor
+
+
+class PagedKV:
+    """The pool by page and by slot. `layers` and `places` have one entry per layer: its views, and
+    its KV group and index in it. All layers have the shapes of the first of `specs`."""
+
+    def __init__(
+        self, memory: TorchMemory, specs: Sequence[AttentionSpec], sizes: Sizes = SIZES
+    ) -> None:
+        spec = specs[0]
+        self.sizes = sizes
+        self.layers = layers_kv(memory, specs)
+        self.device = memory.pool.device
+        self.dtype = self.layers[0].k_PKBH.dtype
+        self.num_heads = spec.num_heads
+        self.num_kv_heads, self.block_size, self.head_dim = self.layers[0].k_PKBH.shape[1:]
+        self.value_dim = spec.value_dim
+        self.places = memory.layout.layer_places
+        self._latent = spec.latent
+        self._k = FieldRows([layer.k_PKBH for layer in self.layers])
+        self._v = self._k if self._latent else FieldRows([layer.v_PKBV for layer in self.layers])
+        self._copies = [self._k.pages[0][:0], self._v.pages[0][:0]]
+
+    def page_rows(self, table_RM: Table) -> RowIndexes:
+        """Indexes of pages, for gather_k() and gather_v()."""
+        k = stage(self._k.page_rows(table_RM), self.device)
+        if self._v.steps == self._k.steps:
+            return RowIndexes(k, k)
+        return RowIndexes(k, stage(self._v.page_rows(table_RM), self.device))
+
+    def slot_rows(self, slots_T: Positions) -> RowIndexes:
+        """Indexes of the slots of each token, for store()."""
+        k = stage(self._k.slot_rows(slots_T), self.device)
+        if self._v.steps == self._k.steps:
+            return RowIndexes(k, k)
+        return RowIndexes(k, stage(self._v.slot_rows(slots_T), self.device))
 
     def store(
-        self, layer: int, targets: torch.Tensor, k_TKH: torch.Tensor, v_TKH: torch.Tensor
+        self, layer: int, targets: RowIndexes, k_TKH: torch.Tensor, v_TKV: torch.Tensor | None
     ) -> None:
         """Store K and V at the indexes `targets` from slot_rows()."""
-        self._k_slots[layer].index_copy_(0, targets, k_TKH.reshape(-1, self.head_dim))
-        self._v_slots[layer].index_copy_(0, targets, v_TKH.reshape(-1, self.head_dim))
+        self._k.slots[layer].index_copy_(0, targets.k, k_TKH.reshape(-1, self.head_dim))
+        if v_TKV is not None:
+            self._v.slots[layer].index_copy_(0, targets.v, v_TKV.reshape(-1, self.value_dim))
 
-    def gather_k(self, layer: int, rows: torch.Tensor) -> torch.Tensor:
-        """Copy pages of K. The copy is valid until the next call. Its memory is reused: filling
-        fresh memory of 32 MB and more took twice as long, because malloc maps it from the kernel
-        each time."""
-        return self._gather(self.k_pages[layer], rows, 0)
+    def gather_k(self, layer: int, rows: RowIndexes) -> torch.Tensor:
+        """Copy pages of K: [pages, B, H]. The copy is valid until the next call. Its memory is
+        reused: filling fresh memory of 32 MB and more took twice as long, because malloc maps it
+        from the kernel each time."""
+        return self._gather(self._k, layer, rows.k, 0)
 
-    def gather_v(self, layer: int, rows: torch.Tensor) -> torch.Tensor:
-        """Copy pages of V; otherwise like gather_k()."""
-        return self._gather(self.v_pages[layer], rows, 1)
+    def gather_v(self, layer: int, rows: RowIndexes) -> torch.Tensor:
+        """Copy pages of V: [pages, B, V]; otherwise like gather_k()."""
+        pages = self._gather(self._v, layer, rows.v, 1)
+        return pages[..., : self.value_dim].contiguous() if self._latent else pages
 
-    def _gather(self, pages: torch.Tensor, rows: torch.Tensor, copy: int) -> torch.Tensor:
+    def _gather(self, field: FieldRows, layer: int, rows: torch.Tensor, copy: int) -> torch.Tensor:
+        pages = field.pages[layer]
         if len(self._copies[copy]) < len(rows):
             self._copies[copy] = pages.new_empty(len(rows), pages.shape[1])
-        return torch.index_select(pages, 0, rows, out=self._copies[copy][: len(rows)])
+        found = torch.index_select(pages, 0, rows, out=self._copies[copy][: len(rows)])
+        return found.view(len(rows), *field.shape[1:])
+
+
+def _rows(layer_PKBH: torch.Tensor, unit: int, size: int) -> torch.Tensor:
+    """The view [rows, size] of a layer whose rows begin every `unit` numbers."""
+    last = sum(
+        (count - 1) * step
+        for count, step in zip(layer_PKBH.shape, layer_PKBH.stride(), strict=True)
+    )
+    rows = (last + 1 - size) // unit + 1
+    return layer_PKBH.as_strided((rows, size), (unit, 1))

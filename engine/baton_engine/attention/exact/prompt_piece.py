@@ -2,8 +2,8 @@
 
 K and V are copied from the blocks into one matrix before they are multiplied.
 
-Shapes: T tokens of the piece, N query heads, K kv heads, G = N / K, H head_dim, S keys of a split,
-C splits, L = C S keys, M rows of a product (tokens times G), X matrices.
+Shapes: T tokens of the piece, N query heads, K kv heads, G = N / K, H head_dim, V numbers of a head
+of v, S keys of a split, C splits, L = C S keys, M rows of a product (tokens times G), X matrices.
 """
 
 from __future__ import annotations
@@ -49,18 +49,26 @@ class PromptPiece:
         self._pages = kv.page_rows(splits.table([row], [self._low], count))
         self._parts: list[_Part] | None = None
 
-    def attend(self, layer: int, q_TNH: torch.Tensor, spec: AttentionSpec) -> torch.Tensor:
+    def attend(
+        self,
+        layer: int,
+        q_TNH: torch.Tensor,
+        spec: AttentionSpec,
+        sinks_N: torch.Tensor | None = None,
+    ) -> torch.Tensor:
         kv, (tokens, heads, dim) = self._kv, q_TNH.shape
         by_head = (tokens, kv.num_kv_heads, heads // kv.num_kv_heads, dim)
         k_KLH = kv.gather_k(layer, self._pages).view(kv.num_kv_heads, -1, dim)
-        v_KLH = kv.gather_v(layer, self._pages).view(kv.num_kv_heads, -1, dim)
+        v_KLV = kv.gather_v(layer, self._pages).view(kv.num_kv_heads, -1, kv.value_dim)
         # A weight of 0 does not remove NaN, and memory that no query sees may hold it.
-        v_KLH[:, : self._seen.start] = 0.0
-        v_KLH[:, self._seen.stop :] = 0.0
-        out_TNH = torch.empty(q_TNH.shape, dtype=q_TNH.dtype, device=q_TNH.device)
-        add_in_place = can_add_splits(out_TNH)
-        out_KTGH = out_TNH.view(by_head).transpose(0, 1)
+        v_KLV[:, : self._seen.start] = 0.0
+        v_KLV[:, self._seen.stop :] = 0.0
+        shape = (tokens, heads, kv.value_dim)
+        out_TNV = torch.empty(shape, dtype=q_TNH.dtype, device=q_TNH.device)
+        add_in_place = can_add_splits(out_TNV)
+        out_KTGV = out_TNV.view(*by_head[:3], kv.value_dim).transpose(0, 1)
         q_KTGH = q_TNH.reshape(by_head).transpose(0, 1)
+        sinks_KG = None if sinks_N is None else sinks_N.view(kv.num_kv_heads, -1)
         each_token = by_head[2] * self._keys
         height = min(
             tokens,
@@ -75,27 +83,31 @@ class PromptPiece:
                 q_XTGH = q_KTGH[some, part]
                 q_XMH = q_XTGH.flatten(1, 2)
                 rows = q_XMH.shape[1]
+                sinks_XR = None
+                if sinks_KG is not None:
+                    sinks_XR = sinks_KG[some].repeat(1, rows // by_head[2])
                 # Padding here is cheaper than in each product.
                 q_XMH = F.pad(q_XMH, (0, 0, 0, self._products.rows(rows) - rows))
-                k_XLH, v_XLH = k_KLH[some, :seen], v_KLH[some, :seen]
+                k_XLH, v_XLV = k_KLH[some, :seen], v_KLV[some, :seen]
                 if q_TNH.device.type == "cpu":
                     weights_XCMS = self._products.weights(
-                        q_XMH, k_XLH, spec, seen_R2, self._splits.keys
+                        q_XMH, k_XLH, spec, seen_R2, self._splits.keys, sinks_XR
                     )
-                    sums_XMCH = self._products.multiplied(weights_XCMS, v_XLH)
+                    sums_XMCV = self._products.multiplied(weights_XCMS, v_XLV)
                     if add_in_place:
-                        add_splits(sums_XMCH.transpose(1, 2), out_TNH[part], by_head[2], head)
+                        add_splits(sums_XMCV.transpose(1, 2), out_TNV[part], by_head[2], head)
                         continue
-                    out_XMH = sum_splits(sums_XMCH)
+                    out_XMV = sum_splits(sums_XMCV)
                 else:
                     scores_XML = self._products.scores(q_XMH, k_XLH, spec)
                     if hidden is not None:
                         hidden.hide(scores_XML[:, :rows])
-                    out_XMH = sum_splits(
-                        self._products.sums(self._splits.weights(scores_XML), v_XLH)
-                    )
-                out_KTGH[some, part] = out_XMH[:, :rows].view(q_XTGH.shape)
-        return out_TNH
+                    if sinks_XR is not None:
+                        sinks_XR = F.pad(sinks_XR, (0, scores_XML.shape[1] - rows))
+                    weights_XMCS = self._splits.weights(scores_XML, sinks_XR)
+                    out_XMV = sum_splits(self._products.sums(weights_XMCS, v_XLV))
+                out_KTGV[some, part] = out_XMV[:, :rows].view(*q_XTGH.shape[:3], -1)
+        return out_TNV
 
     def _parts_of(self, height: int, group: int) -> list[_Part]:
         """`height` tokens at a time: the tokens, the number of keys up to the last that they see,

@@ -64,11 +64,15 @@ class Splits:
             table_RM[line, : len(used)] = used
         return table_RM
 
-    def weights(self, scores_XML: torch.Tensor) -> torch.Tensor:
+    def weights(
+        self, scores_XML: torch.Tensor, sinks_XM: torch.Tensor | None = None
+    ) -> torch.Tensor:
         """Attention weights [X, M, C, S] from the scores of all keys that each query sees, which
-        are overwritten on a CPU."""
+        are overwritten on a CPU. A query's sink is one more score, whose weight is left out."""
         if scores_XML.device.type == "cpu":
-            softmax_(scores_XML.flatten(0, 1))
+            softmax_(scores_XML.flatten(0, 1), None if sinks_XM is None else sinks_XM.flatten())
+        elif sinks_XM is not None:
+            scores_XML = torch.cat((scores_XML, sinks_XM[..., None]), -1).softmax(-1)[..., :-1]
         else:
             scores_XML = scores_XML.softmax(-1)
         return scores_XML.view(*scores_XML.shape[:2], -1, self.keys)

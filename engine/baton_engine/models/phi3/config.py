@@ -17,7 +17,7 @@ from baton_engine.config.config_json import ConfigFields
 from baton_engine.config.dense import Dense
 from baton_engine.config.families import Family
 from baton_engine.config.model_config import RopeConfig
-from baton_engine.config.rope import rope_settings, rope_type
+from baton_engine.config.rope import check_rotary_dim, rope_settings, rope_type
 from baton_engine.config.windows import Windows
 from baton_engine.errors import ModelError
 
@@ -38,14 +38,7 @@ def read_rope(values: Mapping[str, Any]) -> RopeConfig:
         theta=fields.number("rope_theta", 10000.0),
         partial=fields.number("partial_rotary_factor", 1.0),
     )
-    heads = ConfigFields(values)
-    hidden, count = heads.integer("hidden_size"), heads.integer("num_attention_heads")
-    rotary_dim = rope.rotary_dim(heads.integer("head_dim", hidden // count))
-    if rope.partial > 1 or rotary_dim % 2:
-        raise ModelError(
-            f"config.json: partial_rotary_factor {rope.partial} rotates {rotary_dim} numbers of "
-            "each head; expected an even number of at most head_dim"
-        )
+    rotary_dim = check_rotary_dim(values, rope)
     if kind not in LONGROPE:
         return rope
     short, long = fields.numbers("short_factor"), fields.numbers("long_factor")
@@ -54,7 +47,7 @@ def read_rope(values: Mapping[str, Any]) -> RopeConfig:
             raise ModelError(
                 f"config.json: {name} has {len(factors)} entries; expected {rotary_dim // 2}"
             )
-    original = heads.integer(
+    original = ConfigFields(values).integer(
         "original_max_position_embeddings",
         settings.get("original_max_position_embeddings", ORIGINAL_MAX_POSITIONS),
     )
@@ -89,7 +82,7 @@ DENSE = Dense(
     windows=Windows("all"),
     rope=read_rope,
     more_keys=frozenset({"original_max_position_embeddings"}),
-    more_rope_keys=frozenset({"attention_factor", "long_factor", "short_factor"}),
+    more_rope_keys=frozenset({"long_factor", "short_factor"}),
 )
 FAMILY = Family(
     read=DENSE.read,

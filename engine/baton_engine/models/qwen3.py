@@ -1,4 +1,4 @@
-"""Qwen3's config.json. No torch."""
+"""Qwen3: Llama with normalised heads of q and k, and optional sliding windows. No torch."""
 
 from __future__ import annotations
 
@@ -6,10 +6,9 @@ from baton_engine.config.dense import Dense
 from baton_engine.config.families import Family
 from baton_engine.config.windows import Windows
 
-DENSE = Dense(qk_norm=True, default_head_dim=128, windows=Windows("switched", 4096))
 FAMILY = Family(
-    read=DENSE.read,
-    model="baton_engine.models.qwen3.model:Qwen3",
+    read=Dense(qk_norm=True, default_head_dim=128, windows=Windows("switched", 4096)).read,
+    model="baton_engine.models.decoder:Decoder",
     examples="Qwen3 (dense)",
     windows="by `use_sliding_window`",
 )

@@ -1,0 +1,94 @@
+"""Read the experts of a config.json: what families with a mixture of experts share. No torch."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from baton_engine.config.config_json import ConfigFields
+from baton_engine.config.dense import EXPERT_COUNTS
+from baton_engine.config.experts import ExpertsConfig
+from baton_engine.errors import ModelError
+
+# The keys of config.json that have no effect but through the config of the experts, and those that
+# matter only in training.
+EXPERT_KEYS = frozenset(
+    {
+        *EXPERT_COUNTS,
+        "moe_intermediate_size",
+        "norm_topk_prob",
+        "num_experts_per_tok",
+        "output_router_logits",
+        "router_aux_loss_coef",
+        "router_jitter_noise",
+    }
+)
+# The keys of step_layers().
+STEP_KEYS = frozenset({"decoder_sparse_step", "mlp_only_layers"})
+
+
+def read_experts(
+    values: Mapping[str, Any],
+    layers: tuple[bool, ...],
+    *,
+    count: str = "num_experts",
+    size: str = "moe_intermediate_size",
+    **others: Any,
+) -> ExpertsConfig:
+    """The experts of the given layers. `count` is the key of their number, which may have another
+    spelling, and `size` that of the inner size. `others` are fields of the config whose values are
+    fixed for a family, or which it has read. Raises ModelError."""
+    fields = ConfigFields(values)
+    spelled = [key for key in EXPERT_COUNTS if values.get(key) is not None]
+    counts = {fields.integer(key) for key in spelled or [count]}
+    if len(counts) > 1:
+        raise ModelError(f"config.json: {' and '.join(spelled)} are {sorted(counts)}")
+    experts = ExpertsConfig(
+        num_experts=counts.pop(),
+        top_k=fields.integer("num_experts_per_tok"),
+        size=fields.integer(size),
+        layers=layers,
+        **{"scoring": "softmax", **others},
+    )
+    _check(experts)
+    return experts
+
+
+def all_layers(values: Mapping[str, Any]) -> tuple[bool, ...]:
+    return (True,) * ConfigFields(values).integer("num_hidden_layers")
+
+
+def step_layers(values: Mapping[str, Any]) -> tuple[bool, ...]:
+    """Every `decoder_sparse_step`-th layer has experts, except those in `mlp_only_layers`."""
+    fields = ConfigFields(values)
+    step = fields.integer("decoder_sparse_step", 1)
+    dense = fields.integers("mlp_only_layers", least=0)
+    layers = range(fields.integer("num_hidden_layers"))
+    return tuple(layer not in dense and (layer + 1) % step == 0 for layer in layers)
+
+
+def later_layers(values: Mapping[str, Any], default: int) -> tuple[bool, ...]:
+    """The layers from `first_k_dense_replace` on have experts."""
+    fields = ConfigFields(values)
+    first = fields.integer("first_k_dense_replace", default, least=0)
+    return tuple(layer >= first for layer in range(fields.integer("num_hidden_layers")))
+
+
+def _check(experts: ExpertsConfig) -> None:
+    """Raise ModelError unless top_k experts of the best groups exist."""
+    count, groups = experts.num_experts, experts.groups
+    if count % groups or experts.top_groups > groups:
+        raise ModelError(
+            f"config.json: {count} experts cannot be divided into n_group {groups} groups, or "
+            f"topk_group {experts.top_groups} of them do not exist"
+        )
+    if groups > 1 and experts.group_score == "two_best" and count // groups < 2:
+        raise ModelError(
+            f"config.json: n_group {groups} leaves one expert in a group; expected two or more"
+        )
+    open_to_choice = count // groups * experts.top_groups
+    if experts.top_k > open_to_choice:
+        raise ModelError(
+            f"config.json: num_experts_per_tok is {experts.top_k}; expected at most "
+            f"{open_to_choice}, the experts that a token may choose from"
+        )

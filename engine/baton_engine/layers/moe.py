@@ -1,0 +1,101 @@
+"""The MLP of a layer with a mixture of experts.
+
+Each expert has tensors of its own in most checkpoints. They fill parts of two tensors, which the
+products of experts take.
+
+Shapes: T tokens of the step, D hidden size, E experts, F inner size of an expert, G = 2 F.
+"""
+
+from __future__ import annotations
+
+import torch
+
+from baton_engine.config.experts import ExpertsConfig
+from baton_engine.config.model_config import ModelConfig
+from baton_engine.layers.decoder_layers import GatedMLP, Linear
+from baton_engine.layers.expert_routes import choose_experts, sigmoid
+from baton_engine.layers.experts import Experts, ExpertWeights
+from baton_engine.layers.parameter import WeightSlots
+
+
+class MoE:
+    """The sum of the outputs of each token's experts and, if there is one, of the shared MLP.
+
+    Families whose checkpoints have other names override those of the router, of an expert's gate,
+    up and down, of the shared MLP, and of the module (`rename`).
+    """
+
+    router_name = "gate"
+    expert_parts = ("gate_proj", "up_proj", "down_proj")
+    shared_name = "shared_expert"
+
+    def __init__(
+        self, slots: WeightSlots, name: str, config: ModelConfig, experts: ExpertsConfig
+    ) -> None:
+        here = self.rename(name)
+        hidden, count = config.hidden_size, experts.num_experts
+        self._experts, self._ops = experts, slots.ops
+        self._router_dtype = torch.float32 if experts.float32_router else slots.dtype
+        router, bias = f"{here}.{self.router_name}", experts.bias
+        self._router = Linear(slots, [router], [count], hidden, bias, dtype=self._router_dtype)
+        self._bias_E: torch.Tensor | None = None
+        if experts.choice_bias:
+            choice_bias = f"{router}.e_score_correction_bias"
+            self._bias_E = slots.tensor(choice_bias, count, dtype=torch.float32)
+        weights = self.make_experts(slots, name, here, hidden, experts)
+        slots.when_filled(lambda: self._pack(weights))
+        self._shared: GatedMLP | None = None
+        self._shared_gate: Linear | None = None
+        if experts.shared_size:
+            shared = f"{here}.{self.shared_name}"
+            self._shared = GatedMLP(slots, shared, config, experts.shared_size)
+            if experts.shared_gate:
+                self._shared_gate = Linear(slots, [f"{shared}_gate"], [1], hidden, False)
+
+    def _pack(self, weights: ExpertWeights) -> None:
+        self._weights: Experts = self._ops.pack_experts(weights)
+
+    def rename(self, name: str) -> str:
+        """The module's name in checkpoints, if it is not `name`."""
+        return name
+
+    def make_experts(
+        self, slots: WeightSlots, name: str, here: str, hidden: int, experts: ExpertsConfig
+    ) -> ExpertWeights:
+        count, size = experts.num_experts, experts.size
+        gate, up, down = self.expert_parts
+        each = [f"{here}.experts.{expert}" for expert in range(count)]
+        gate_ups = [f"{expert}.{part}.weight" for expert in each for part in (gate, up)]
+        downs = [f"{expert}.{down}.weight" for expert in each]
+        gate_up_EGD = slots.stacked(gate_ups, [size] * len(gate_ups), hidden)
+        down_EDF = slots.stacked(downs, [hidden] * count, size)
+        weights = ExpertWeights(
+            gate_up_EGD.view(count, 2 * size, hidden), down_EDF.view(count, hidden, size)
+        )
+        self._also_fused(slots, name, here, [*gate_ups, *downs], weights)
+        return weights
+
+    def _also_fused(
+        self, slots: WeightSlots, name: str, here: str, each: list[str], weights: ExpertWeights
+    ) -> None:
+        """transformers may save all experts as two tensors, with its own name of the module."""
+        fused = {
+            f"{name}.experts.gate_up_proj": weights.gate_up_EGD,
+            f"{name}.experts.down_proj": weights.down_EDF,
+        }
+        if here != name:
+            router = f"{here}.gate.weight"
+            each.append(router)
+            fused[f"{name}.gate.weight"] = slots.parameters[router].place
+        slots.also_spelled(each, fused)
+
+    def __call__(self, x_TD: torch.Tensor) -> torch.Tensor:
+        logits_TE = self._router(x_TD.to(self._router_dtype)).float()
+        routes = choose_experts(logits_TE, self._experts, self._bias_E)
+        out_TD = self._ops.experts(x_TD, routes, self._weights)
+        if self._shared is None:
+            return out_TD
+        shared_TD = self._shared(x_TD)
+        if self._shared_gate is not None:
+            shared_TD = shared_TD.mul_(sigmoid(self._shared_gate(x_TD)))
+        return out_TD.add_(shared_TD)

@@ -1,0 +1,1 @@
+"""gpt-oss: experts with biases and a clamped gate, attention sinks, alternating windows."""

@@ -1,0 +1,92 @@
+"""gpt-oss' config.json. No torch.
+
+Only checkpoints with plain weights are read. The published ones have experts in MXFP4, which needs
+kernels of its own.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any
+
+from baton_engine.config.config_json import DTYPES, ROPE_PARTS, ConfigFields
+from baton_engine.config.dense import Dense
+from baton_engine.config.experts import ExpertsConfig
+from baton_engine.config.families import Family
+from baton_engine.config.mixture import all_layers, read_experts
+from baton_engine.config.model_config import ModelConfig, RopeConfig
+from baton_engine.config.rope import read_rope
+from baton_engine.config.windows import Windows
+from baton_engine.errors import UnsupportedModel
+
+# Defaults of the config class that other families do not have.
+DEFAULTS: Mapping[str, Any] = {
+    "attention_bias": True,
+    "num_experts_per_tok": 4,
+    "num_key_value_heads": 8,
+    "num_local_experts": 128,
+}
+DEFAULT_THETA = 150000.0
+DEFAULT_ROPE: Mapping[str, Any] = {
+    "rope_type": "yarn",
+    "factor": 32.0,
+    "beta_fast": 32.0,
+    "beta_slow": 1.0,
+    "truncate": False,
+    "original_max_position_embeddings": 4096,
+}
+# Keys of config.json that have no effect but through ModelConfig.experts, and those that matter
+# only in training.
+EXPERT_KEYS = frozenset({"num_experts_per_tok", "num_local_experts", "swiglu_alpha"})
+EXPERT_KEYS |= {"output_router_logits", "router_aux_loss_coef", "swiglu_limit"}
+
+
+def read(values: Mapping[str, Any], generation: Mapping[str, Any]) -> ModelConfig:
+    if values.get("quantization_config"):
+        method = values["quantization_config"].get("quant_method", "unknown")
+        raise UnsupportedModel(
+            f"quantization_config {method!r} is not supported for gpt-oss; supported: checkpoints "
+            f"whose experts are not quantized, in {', '.join(DTYPES)}"
+        )
+    return replace(DENSE.read({**DEFAULTS, **values}, generation), attention_sinks=True)
+
+
+def read_gpt_oss_experts(values: Mapping[str, Any]) -> ExpertsConfig:
+    fields = ConfigFields(values)
+    return read_experts(
+        values,
+        all_layers(values),
+        count="num_local_experts",
+        size="intermediate_size",
+        scoring="softmax_of_chosen",
+        renormalize=False,
+        bias=True,
+        swiglu_alpha=fields.number("swiglu_alpha", 1.702),
+        swiglu_limit=fields.number("swiglu_limit", 7.0),
+    )
+
+
+def read_gpt_oss_rope(values: Mapping[str, Any]) -> RopeConfig:
+    """yarn, if there are no rope settings."""
+    filled = {"rope_theta": DEFAULT_THETA, **values}
+    if not any(values.get(part) for part in ROPE_PARTS):
+        filled["rope_parameters"] = DEFAULT_ROPE
+    return read_rope(filled)
+
+
+DENSE = Dense(
+    mlp_bias=False,
+    default_head_dim=64,
+    default_eps=1e-5,
+    windows=Windows("alternating", 128),
+    rope=read_gpt_oss_rope,
+    experts=read_gpt_oss_experts,
+    more_keys=EXPERT_KEYS,
+)
+FAMILY = Family(
+    read=read,
+    model="baton_engine.models.gpt_oss.model:GptOss",
+    examples="gpt-oss with bfloat16 weights",
+    windows="in every other layer",
+)

@@ -1,0 +1,1 @@
+"""Mixtral: Mistral with experts in every layer."""

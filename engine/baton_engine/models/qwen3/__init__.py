@@ -1,1 +1,0 @@
-"""Qwen3: Llama with normalised heads of q and k, and optional sliding windows."""
