@@ -207,7 +207,7 @@ def _packed(weight_EOI: torch.Tensor, parts: int) -> torch.Tensor:
     else:
         packed = weight_EOI.view(torch.int32).view(experts, *shape)
     for weight_OI, target_BIW in zip(weight_EOI, packed, strict=True):
-        rows = F.pad(weight_OI.view(parts, outputs, inputs), (0, missing_inputs, 0, missing))
+        rows = F.pad(weight_OI.reshape(parts, outputs, inputs), (0, missing_inputs, 0, missing))
         words_PBOI = rows.view(torch.int32).view(parts, shape[0], COLUMNS // parts, words)
         # A copy of its own: the target may be the same memory.
         target_BIW.copy_(words_PBOI.permute(1, 3, 0, 2).reshape(shape).clone())
