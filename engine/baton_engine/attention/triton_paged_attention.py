@@ -506,8 +506,24 @@ def _attend(
         for at in range(tile, stop, SPLIT):
             last = tl.minimum(at + SPLIT, stop)
             part_top_Q, part_sum_Q, part_acc_QE = _attend_tiles(
-                *(at, last, *keys, *pages, BLOCK, K_SLOT, V_SLOT, CAPPED),
-                *(QUERIES, DIM, DIM_P, VALUE, VALUE_P, REST, REST_P, LATENT, WINDOW, KEYS),
+                at,
+                last,
+                *keys,
+                *pages,
+                BLOCK,
+                K_SLOT,
+                V_SLOT,
+                CAPPED,
+                QUERIES,
+                DIM,
+                DIM_P,
+                VALUE,
+                VALUE_P,
+                REST,
+                REST_P,
+                LATENT,
+                WINDOW,
+                KEYS,
             )
             if divided:
                 where_Q = part_Q + at // SPLIT
@@ -518,8 +534,24 @@ def _attend(
             acc_QE = acc_QE * decay_Q[:, None] + part_acc_QE * weight_Q[:, None]
     else:
         top_Q, sum_Q, acc_QE = _attend_tiles(
-            *(tile, stop, *keys, *pages, BLOCK, K_SLOT, V_SLOT, CAPPED),
-            *(QUERIES, DIM, DIM_P, VALUE, VALUE_P, REST, REST_P, LATENT, WINDOW, KEYS),
+            tile,
+            stop,
+            *keys,
+            *pages,
+            BLOCK,
+            K_SLOT,
+            V_SLOT,
+            CAPPED,
+            QUERIES,
+            DIM,
+            DIM_P,
+            VALUE,
+            VALUE_P,
+            REST,
+            REST_P,
+            LATENT,
+            WINDOW,
+            KEYS,
         )
         if divided:
             _store_part(*to, part_Q + program, live_QE, top_Q, sum_Q, acc_QE, GROUP, VALUE)
