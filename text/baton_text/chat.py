@@ -247,7 +247,15 @@ def _sources(artifacts: Mapping[str, bytes]) -> dict[str, str]:
     if isinstance(configured, str):
         return {DEFAULT: configured}
     if isinstance(configured, list):
-        return {entry["name"]: entry["template"] for entry in configured}
+        pairs = [
+            (entry.get("name"), entry.get("template")) if isinstance(entry, dict) else (None, None)
+            for entry in configured
+        ]
+        if not all(isinstance(text, str) for pair in pairs for text in pair):
+            raise ArtifactError(
+                f"{TOKENIZER_CONFIG}: an item of chat_template has no name or no template"
+            )
+        return dict(pairs)
     return {}
 
 
