@@ -247,16 +247,19 @@ def _sources(artifacts: Mapping[str, bytes]) -> dict[str, str]:
     if isinstance(configured, str):
         return {DEFAULT: configured}
     if isinstance(configured, list):
-        pairs = [
-            (entry.get("name"), entry.get("template")) if isinstance(entry, dict) else (None, None)
-            for entry in configured
-        ]
-        if not all(isinstance(text, str) for pair in pairs for text in pair):
-            raise ArtifactError(
-                f"{TOKENIZER_CONFIG}: an item of chat_template has no name or no template"
-            )
-        return dict(pairs)
+        return dict(map(_named_template, configured))
     return {}
+
+
+def _named_template(item: object) -> tuple[str, str]:
+    name, template = (
+        (item.get("name"), item.get("template")) if isinstance(item, dict) else (None, None)
+    )
+    if not isinstance(name, str) or not isinstance(template, str):
+        raise ArtifactError(
+            f"{TOKENIZER_CONFIG}: an item of chat_template has no name or no template"
+        )
+    return name, template
 
 
 def _environment(now: Callable[[], datetime]) -> ImmutableSandboxedEnvironment:
