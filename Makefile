@@ -112,6 +112,11 @@ test-versions: ## the engine's tests with other Pythons and torches; a .venv-* o
 		$$venv/bin/pytest -n 2 --dist loadfile -m "not long" \
 			-W "ignore:Conversion of an array:DeprecationWarning" $(ENGINE_TESTS) $(ARGS); done
 
+.PHONY: models
+models: $(INSTALLED) ## what tests show of each model: record and table in docs/, in half an hour; ARGS="-k gemma2"
+	$(BIN)/python -m tests.support.project.model_record $(ARGS)
+	$(BIN)/python docs/_site/reference.py
+
 .PHONY: check
 check: $(INSTALLED) ## format, lint, types, import contracts, declared dependencies, words, house
 	$(BIN)/ruff format --check .

@@ -3,12 +3,14 @@
     python docs/_site/reference.py      writes docs/reference/*.md and the models in quick-start.md
 
 In: the options of `baton_cli`, the schemas of `baton_operator`, the metrics of router, nodes and
-operator, the models of `baton_engine`. Out: `pages`, Markdown by path.
+operator, the models of `baton_engine` and docs/reference/models.json. Out: `pages`, Markdown by
+path.
 """
 
 from __future__ import annotations
 
 import asyncio
+import json
 import time
 from collections.abc import Iterator, Mapping
 from itertools import groupby
@@ -60,6 +62,11 @@ speeds and data servers."""
 NODES = """On `/metrics` of a node. `instance` counts the data servers from 0, in the order of
 `--redis-data`."""
 OPERATORS = "On `/metrics` of the operator, port 8081."
+MODELS_TEXT = """
+A "yes" is the result of a test: [models.json](reference/models.json) names the tests and their
+checkpoints, and `make models` runs them again. What the tests have shown:
+
+"""
 BEGIN, END = "<!-- begin of the models -->\n", "<!-- end of the models -->\n"
 
 
@@ -81,13 +88,18 @@ def _with_models(page: str) -> str:
 
 
 def _models() -> str:
-    rows = [["`architectures` in config.json", "such as", "sliding windows"]]
-    for name in BUILT_IN:
+    """The families, and what tests have shown of each: see tests/support/project/model_record.py"""
+    record = json.loads((REFERENCE / "models.json").read_text())
+    shown, columns = record["models"], record["columns"]
+    rows = [["`architectures` in config.json", "such as", "sliding windows", *columns]]
+    for name in sorted({*BUILT_IN, *shown}):
         family = find_family(name)
-        assert family is not None
-        rows.append([f"`{name}`", family.examples, family.windows])
+        facts = (family.examples, family.windows) if family else ("", "")
+        cells = ("yes" if column in shown.get(name, {}) else "no" for column in columns)
+        rows.append([f"`{name}`", *facts, *cells])
     head, *rest = [f"| {' | '.join(row)} |\n" for row in rows]
-    return "".join([head, f"|{'---|' * len(rows[0])}\n", *rest])
+    legend = [f"- {column}: {meaning}.\n" for column, meaning in columns.items()]
+    return "".join([head, f"|{'---|' * len(rows[0])}\n", *rest, MODELS_TEXT, *legend])
 
 
 async def _metrics() -> str:

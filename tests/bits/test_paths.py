@@ -71,6 +71,7 @@ def bench_of(
     return make
 
 
+@pytest.mark.shows("bitwise")
 @pytest.mark.parametrize(
     ("model", "dtype", "path"), [pytest.param(*each, marks=marks_of(each[2])) for each in SMOKE]
 )

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import json
+import math
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -213,6 +214,36 @@ def test_the_error_names_an_invalid_tokenizer_file(data: bytes | None, message: 
     artifacts = {} if data is None else {TOKENIZER: data}
     with pytest.raises(ArtifactError, match=message):
         Tokenizer.from_artifacts(artifacts)
+
+
+ODD: tuple[Any, ...] = (True, 1, 1e308, math.nan, "other", ["other"], [None], {"other": 1})
+
+
+@pytest.mark.parametrize(
+    ("file", "config", "odd"),
+    [
+        (TOKENIZER_CONFIG, lambda odd: {"added_tokens_decoder": odd}, ODD),
+        (TOKENIZER_CONFIG, lambda odd: {"added_tokens_decoder": {"400": odd}}, (None, *ODD)),
+        (
+            TOKENIZER_CONFIG,
+            lambda odd: {"added_tokens_decoder": {"400": {"content": odd}}},
+            (None, *(each for each in ODD if each != "other")),
+        ),
+        (TOKENIZER_CONFIG, lambda odd: {"extra_special_tokens": odd}, ODD[:5]),
+        (TOKENIZER_CONFIG, lambda odd: {"additional_special_tokens": odd}, ODD[:5]),
+        (GENERATION_CONFIG, lambda odd: {"eos_token_id": odd}, (-1, *(o for o in ODD if o != 1))),
+    ],
+)
+def test_a_field_of_a_wrong_type_is_named_in_the_error(
+    file: str, config: Callable[[Any], dict[str, Any]], odd: Sequence[Any]
+) -> None:
+    for value in odd:
+        artifacts = byte_level_artifacts()
+        artifacts[file] = json.dumps(config(value)).encode()
+        [name] = config(value)
+        with pytest.raises(ArtifactError, match=f"^{file}: {name} ") as error:
+            Tokenizer.from_artifacts(artifacts)
+        assert "\n" not in str(error.value)
 
 
 def test_a_decoder_that_cannot_be_streamed_is_refused_by_name() -> None:

@@ -247,8 +247,19 @@ def _sources(artifacts: Mapping[str, bytes]) -> dict[str, str]:
     if isinstance(configured, str):
         return {DEFAULT: configured}
     if isinstance(configured, list):
-        return {entry["name"]: entry["template"] for entry in configured}
+        return dict(map(_named_template, configured))
     return {}
+
+
+def _named_template(item: object) -> tuple[str, str]:
+    name, template = (
+        (item.get("name"), item.get("template")) if isinstance(item, dict) else (None, None)
+    )
+    if not isinstance(name, str) or not isinstance(template, str):
+        raise ArtifactError(
+            f"{TOKENIZER_CONFIG}: an item of chat_template has no name or no template"
+        )
+    return name, template
 
 
 def _environment(now: Callable[[], datetime]) -> ImmutableSandboxedEnvironment:

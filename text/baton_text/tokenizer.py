@@ -6,7 +6,7 @@ In: artifacts. Out: ids, text, vocabulary size, EOS ids.
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import lru_cache
 from typing import Any
 
@@ -209,21 +209,39 @@ def _add_configured_tokens(
 ) -> None:
     """Add tokens to `backend` that only tokenizer_config.json or special_tokens_map.json names."""
     existing = {token.content for token in backend.get_added_tokens_decoder().values()}
-    for _, entry in sorted((config.get("added_tokens_decoder") or {}).items(), key=_numeric):
-        if entry["content"] not in existing:
+    for text, entry in _declared_tokens(config):
+        if text not in existing:
             flags = {name: bool(entry[name]) for name in _TOKEN_FLAGS if name in entry}
-            backend.add_tokens([AddedToken(entry["content"], **flags)])
-            existing.add(entry["content"])
-    more = config.get("extra_special_tokens") or config.get("additional_special_tokens") or []
-    extra = list(more.values()) if isinstance(more, dict) else list(more)
-    texts = [*named.values(), *(text for text in map(token_content, extra) if text is not None)]
-    for text in dict.fromkeys(texts):
+            backend.add_tokens([AddedToken(text, **flags)])
+            existing.add(text)
+    for text in dict.fromkeys([*named.values(), *_extra_tokens(config)]):
         if text not in existing:
             backend.add_special_tokens([AddedToken(text, special=True)])
 
 
-def _numeric(item: tuple[str, object]) -> int:
-    return int(item[0])
+def _declared_tokens(config: Mapping[str, Any]) -> Iterator[tuple[str, Mapping[str, Any]]]:
+    """The tokens of added_tokens_decoder by their ids' order. Raise ArtifactError."""
+    declared = config.get("added_tokens_decoder") or {}
+    if not isinstance(declared, dict) or not all(id.isdecimal() for id in declared):
+        raise ArtifactError(f"{TOKENIZER_CONFIG}: added_tokens_decoder is no object of token ids")
+    for id, entry in sorted(declared.items(), key=lambda item: int(item[0])):
+        text = entry.get("content") if isinstance(entry, dict) else None
+        if not isinstance(text, str):
+            raise ArtifactError(
+                f"{TOKENIZER_CONFIG}: added_tokens_decoder {id} is no object with a text as content"
+            )
+        yield text, entry
+
+
+def _extra_tokens(config: Mapping[str, Any]) -> list[str]:
+    for name in ("extra_special_tokens", "additional_special_tokens"):
+        extra = config.get(name)
+        if extra and not isinstance(extra, dict | list):
+            raise ArtifactError(f"{TOKENIZER_CONFIG}: {name} is {extra!r}, not a list or an object")
+        if extra:
+            values = extra.values() if isinstance(extra, dict) else extra
+            return [text for text in map(token_content, values) if text is not None]
+    return []
 
 
 def _eos_ids(
@@ -236,7 +254,7 @@ def _eos_ids(
         value = load_json(artifacts, name).get("eos_token_id")
         ids = value if isinstance(value, list) else [value]
         if value is not None:
-            if not all(isinstance(index, int) for index in ids):
+            if not all(type(index) is int and index >= 0 for index in ids):
                 raise ArtifactError(
                     f"{name}: eos_token_id is {value!r}, not an id or a list of ids"
                 )

@@ -6,7 +6,16 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from baton_engine.config.config_json import ConfigFields, checkpoint_dtype, eos_ids, unread
+from baton_engine.config.config_json import (
+    DTYPES,
+    MOST_LAYERS,
+    ConfigFields,
+    checkpoint_dtype,
+    eos_ids,
+    read_head_dim,
+    shown,
+    unread,
+)
 from baton_engine.config.experts import ExpertsConfig
 from baton_engine.config.model_config import Activation, ModelConfig, RopeConfig
 from baton_engine.config.rope import read_rope
@@ -74,7 +83,10 @@ ACTIVATIONS: Mapping[str, Activation] = {
 class Dense:
     """What config.json does not say, because it is fixed for a family: which biases exist (None:
     `attention_bias` or `mlp_bias` decides), whether q and k are normalised per head, which layers
-    may have windows, and the defaults of the family's config class.
+    may have windows, and the defaults of the family's config class. Without a default of the
+    number of KV heads it is the number of heads, and without one of head_dim the hidden size
+    divided by the heads. With `whole_heads` the heads must divide the hidden size even if there is
+    a head_dim, as transformers wants it.
 
     `activation_key` is the key that names the activation, and `activation` the only one supported.
     `rope` reads the rope settings, and `experts` those of a mixture of experts. A family that reads
@@ -85,7 +97,9 @@ class Dense:
     output_bias: bool | None = None
     mlp_bias: bool | None = None
     qk_norm: bool = False
+    default_kv_heads: int | None = None
     default_head_dim: int | None = None
+    whole_heads: bool = False
     default_tied: bool = False
     default_eps: float = 1e-6
     windows: Windows = field(default_factory=Windows)
@@ -111,20 +125,24 @@ class Dense:
         fields = ConfigFields(values)
         heads = fields.integer("num_attention_heads")
         hidden = fields.integer("hidden_size")
-        attention_bias = bool(values.get("attention_bias", False))
-        mlp_bias = bool(values.get("mlp_bias", False))
+        if self.whole_heads and hidden % heads:
+            raise UnsupportedModel(
+                f"hidden_size {hidden} is no multiple of num_attention_heads {heads}"
+            )
+        attention_bias = fields.flag("attention_bias", False)
+        mlp_bias = fields.flag("mlp_bias", False)
         return ModelConfig(
             architecture=str(values["architectures"][0]),
             vocab_size=fields.integer("vocab_size"),
             hidden_size=hidden,
             intermediate_size=fields.integer("intermediate_size"),
-            num_layers=fields.integer("num_hidden_layers"),
+            num_layers=fields.integer("num_hidden_layers", most=MOST_LAYERS),
             num_heads=heads,
-            num_kv_heads=fields.integer("num_key_value_heads", heads),
-            head_dim=fields.integer("head_dim", self.default_head_dim or hidden // heads),
+            num_kv_heads=self._kv_heads(values, heads),
+            head_dim=read_head_dim(values, self.default_head_dim),
             norm_eps=fields.number("rms_norm_eps", self.default_eps),
             max_positions=fields.integer("max_position_embeddings"),
-            tied=bool(values.get("tie_word_embeddings", self.default_tied)),
+            tied=fields.flag("tie_word_embeddings", self.default_tied),
             qkv_bias=attention_bias if self.qkv_bias is None else self.qkv_bias,
             output_bias=attention_bias if self.output_bias is None else self.output_bias,
             mlp_bias=mlp_bias if self.mlp_bias is None else self.mlp_bias,
@@ -138,18 +156,28 @@ class Dense:
             unread=unread(values, self.keys, self.rope_keys),
         )
 
+    def _kv_heads(self, values: Mapping[str, Any], heads: int) -> int:
+        default = self.default_kv_heads
+        if default is None and values.get("num_key_value_heads") is None:
+            return heads
+        return ConfigFields(values).integer("num_key_value_heads", default)
+
     def _refuse_unsupported(self, values: Mapping[str, Any]) -> None:
-        named = values.get(self.activation_key)
+        fields = ConfigFields(values)
+        named = fields.text(self.activation_key)
         if named is not None and ACTIVATIONS.get(named) != self.activation:
             raise UnsupportedModel(
-                f"{self.activation_key} {named!r} is not supported; only {self.activation}"
+                f"{self.activation_key} {shown(named)} is not supported; only {self.activation}"
             )
-        if values.get("quantization_config"):
-            method = values["quantization_config"].get("quant_method", "unknown")
-            raise UnsupportedModel(f"quantization_config {method!r} is not supported")
+        if quantization := fields.part("quantization_config"):
+            method = shown(quantization.get("quant_method", "unknown"))
+            raise UnsupportedModel(
+                f"quantization_config {method} is not supported; only weights in "
+                f"{', '.join(DTYPES)}"
+            )
         for key in EXPERT_COUNTS if self.experts is None else ():
             if values.get(key):
                 raise UnsupportedModel(
-                    f"{key} {values[key]} is not supported for this architecture, which has no "
-                    "experts"
+                    f"{key} {shown(values[key])} is not supported for this architecture, which has "
+                    "no experts"
                 )

@@ -15,7 +15,7 @@ from importlib.metadata import EntryPoint, entry_points
 from pathlib import Path
 from typing import Any
 
-from baton_engine.config.config_json import read_json
+from baton_engine.config.config_json import CONFIG, GENERATION, ConfigFields, read_json, shown
 from baton_engine.config.layer_counts import DECODER, LayerCounts
 from baton_engine.config.model_config import ModelConfig
 from baton_engine.errors import ModelError, UnsupportedModel
@@ -97,10 +97,14 @@ def read_config(folder: Path) -> ModelConfig:
     missing or invalid, and UnsupportedModel for an unsupported architecture or value."""
     if not folder.is_dir():
         raise ModelError(f"model folder {folder} does not exist; give a Hugging Face folder")
-    if not (folder / "config.json").is_file():
+    if not (folder / CONFIG).is_file():
         raise ModelError(f"model folder {folder} has no config.json; give a Hugging Face folder")
-    values = read_json(folder / "config.json")
-    generation = read_json(folder / "generation_config.json")
+    return config_of(read_json(folder / CONFIG), read_json(folder / GENERATION))
+
+
+def config_of(values: Json, generation: Json) -> ModelConfig:
+    """The config in the content of a config.json and a generation_config.json; raises as
+    read_config() does."""
     architecture, family = _family_of(values)
     config = family.read({**values, "architectures": [architecture]}, generation)
     if config.num_heads % config.num_kv_heads:
@@ -113,15 +117,15 @@ def read_config(folder: Path) -> ModelConfig:
     return config.limited_to(None)
 
 
-def _family_of(values: dict[str, Any]) -> tuple[str, Family]:
+def _family_of(values: Json) -> tuple[str, Family]:
     """The first supported architecture of a config.json, and its family."""
-    named = values.get("architectures") or []
+    named = ConfigFields(values).texts("architectures") or []
     for name in named:
         family = find_family(name)
         if family is not None:
             return name, family
     raise UnsupportedModel(
-        f"architecture {', '.join(map(str, named)) or '(none named)'} is not supported; "
+        f"architectures {shown(named) if named else '(none named)'} is not supported; "
         f"supported: {', '.join(_architectures())}"
     )
 

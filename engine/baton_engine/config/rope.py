@@ -11,30 +11,40 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-from baton_engine.config.config_json import ROPE_PARTS, ConfigFields
+from baton_engine.config.config_json import ROPE_PARTS, ConfigFields, read_head_dim, shown
 from baton_engine.config.model_config import RopeConfig
 from baton_engine.errors import ModelError, UnsupportedModel
 
 ROPE_TYPES = ("default", "linear", "llama3", "yarn")
 PARTIAL = "partial_rotary_factor"
+# Settings that transformers 4 wrote beside `rope_scaling`.
+TOP_KEYS = ("rope_theta", PARTIAL)
 
 
 def rope_settings(values: Mapping[str, Any]) -> dict[str, Any]:
-    """The settings of both spellings in one object; values of `rope_parameters` win."""
-    settings = {"rope_theta": values.get("rope_theta")}
+    """The settings of both spellings in one object; values of `rope_parameters` win. Raises
+    UnsupportedModel for settings per type of layer."""
+    settings = {key: values[key] for key in TOP_KEYS if values.get(key) is not None}
     for part in ROPE_PARTS:
-        settings |= values.get(part) or {}
+        settings |= ConfigFields(values).part(part)
+    for key, value in settings.items():
+        if isinstance(value, dict):
+            raise UnsupportedModel(
+                f"{key} {shown(value)} inside the rope settings is not supported; only one rope "
+                "for all layers"
+            )
     return settings
 
 
 def rope_type(settings: Mapping[str, Any], supported: Sequence[str]) -> str:
     """Raises UnsupportedModel for a type that is not in `supported`."""
-    kind = str(settings.get("rope_type") or settings.get("type") or "default")
+    named = [key for key in ("rope_type", "type") if key in settings]
+    kind = ConfigFields(settings).text(named[0]) if named else "default"
     if kind not in supported:
         raise UnsupportedModel(
-            f"rope type {kind!r} is not supported; supported: {', '.join(supported)}"
+            f"{named[0]} {shown(kind)} of rope is not supported; supported: {', '.join(supported)}"
         )
-    return kind
+    return str(kind)
 
 
 def read_rope(values: Mapping[str, Any]) -> RopeConfig:
@@ -42,10 +52,10 @@ def read_rope(values: Mapping[str, Any]) -> RopeConfig:
     ROPE_TYPES."""
     settings = rope_settings(values)
     kind = rope_type(settings, ROPE_TYPES)
-    partial = settings.get("partial_rotary_factor", values.get("partial_rotary_factor"))
-    if partial not in (None, 1, 1.0):
-        raise UnsupportedModel(f"partial_rotary_factor {partial} is not supported; only 1")
     fields = ConfigFields(settings)
+    partial = fields.number("partial_rotary_factor", 1.0)
+    if partial != 1:
+        raise UnsupportedModel(f"partial_rotary_factor {partial} is not supported; only 1")
     theta = fields.number("rope_theta", 10000.0)
     if kind == "default":
         return RopeConfig(type=kind, theta=theta)
@@ -125,9 +135,7 @@ def read_partial_rope(values: Mapping[str, Any], default: float) -> RopeConfig:
 def check_rotary_dim(values: Mapping[str, Any], rope: RopeConfig) -> int:
     """The number of dimensions of a head that are rotated. Raises ModelError unless it is even, at
     least 2 and at most what a head has."""
-    fields = ConfigFields(values)
-    hidden, heads = fields.integer("hidden_size"), fields.integer("num_attention_heads")
-    rotary_dim = rope.rotary_dim(fields.integer("head_dim", hidden // heads))
+    rotary_dim = rope.rotary_dim(read_head_dim(values))
     if rope.partial > 1 or rotary_dim < 2 or rotary_dim % 2:
         raise ModelError(
             f"config.json: {PARTIAL} {rope.partial} rotates {rotary_dim} numbers of "

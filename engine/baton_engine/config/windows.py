@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from baton_engine.config.config_json import ConfigFields
+from baton_engine.config.config_json import MOST_LAYERS, ConfigFields, shown
 from baton_engine.errors import ModelError, UnsupportedModel
 
 FULL, SLIDING = "full_attention", "sliding_attention"
@@ -33,14 +33,17 @@ class Windows:
     def read(self, values: Mapping[str, Any]) -> tuple[int | None, ...]:
         """The window of each layer."""
         fields = ConfigFields(values)
-        layers = fields.integer("num_hidden_layers")
-        kinds: Sequence[str] | None = values.get("layer_types")
+        layers = fields.integer("num_hidden_layers", most=MOST_LAYERS)
+        kinds = fields.texts("layer_types")
         unknown = sorted(set(kinds or ()) - {FULL, SLIDING})
         if unknown:
-            raise UnsupportedModel(f"layer_types {unknown} are not supported")
+            raise UnsupportedModel(
+                f"layer_types {shown(unknown)} are not supported; supported: {FULL}, {SLIDING}"
+            )
         if kinds is not None and len(kinds) != layers:
             raise ModelError(
-                f"config.json: layer_types has {len(kinds)} entries for {layers} layers"
+                f"config.json: layer_types has {len(kinds)} entries; expected num_hidden_layers, "
+                f"{layers}"
             )
         window = self._window(values)
         implied = self._implied_kinds(values, layers, bool(window))
@@ -48,7 +51,8 @@ class Windows:
         if kinds is not None and kinds != implied and not chosen:
             raise UnsupportedModel(
                 f"layer_types {sorted(set(kinds))} do not fit sliding_window "
-                f"{values.get('sliding_window')!r} of this architecture"
+                f"{values.get('sliding_window')!r} and use_sliding_window "
+                f"{values.get('use_sliding_window')!r} of this architecture"
             )
         # A window as long as the model's maximum length hides no key.
         hides = window is not None and window < fields.integer("max_position_embeddings")
@@ -60,12 +64,13 @@ class Windows:
 
     def _window(self, values: Mapping[str, Any]) -> int | None:
         """The value of `sliding_window`, or None if windows are disabled."""
-        enabled = self.kind in ("all", "alternating") or values.get(
+        fields = ConfigFields(values)
+        enabled = self.kind in ("all", "alternating") or fields.flag(
             "use_sliding_window", self.kind == "none"
         )
-        if not enabled or not values.get("sliding_window", self.default):
+        if not enabled or values.get("sliding_window", self.default) is None:
             return None
-        return ConfigFields(values).integer("sliding_window", self.default)
+        return fields.integer("sliding_window", self.default)
 
     def _implied_kinds(self, values: Mapping[str, Any], layers: int, windowed: bool) -> list[str]:
         """The default of `layer_types`."""

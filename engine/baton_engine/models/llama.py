@@ -6,7 +6,7 @@ from baton_engine.config.dense import Dense
 from baton_engine.config.families import Family
 
 FAMILY = Family(
-    read=Dense().read,
+    read=Dense(whole_heads=True).read,
     model="baton_engine.models.decoder:Decoder",
     examples="Llama 2 and 3, SmolLM2",
     windows="refused",

@@ -7,7 +7,9 @@ from baton_engine.config.families import Family
 from baton_engine.config.windows import Windows
 
 FAMILY = Family(
-    read=Dense(qkv_bias=False, output_bias=False, windows=Windows("all", 4096)).read,
+    read=Dense(
+        qkv_bias=False, output_bias=False, default_kv_heads=8, windows=Windows("all", 4096)
+    ).read,
     model="baton_engine.models.decoder:Decoder",
     examples="Mistral 7B",
     windows="in every layer",

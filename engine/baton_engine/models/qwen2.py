@@ -7,7 +7,12 @@ from baton_engine.config.families import Family
 from baton_engine.config.windows import Windows
 
 FAMILY = Family(
-    read=Dense(qkv_bias=True, output_bias=False, windows=Windows("switched", 4096)).read,
+    read=Dense(
+        qkv_bias=True,
+        output_bias=False,
+        default_kv_heads=32,
+        windows=Windows("switched", 4096),
+    ).read,
     model="baton_engine.models.decoder:Decoder",
     examples="Qwen2, Qwen2.5",
     windows="by `use_sliding_window`",

@@ -7,7 +7,9 @@ from baton_engine.config.families import Family
 from baton_engine.config.windows import Windows
 
 FAMILY = Family(
-    read=Dense(qk_norm=True, default_head_dim=128, windows=Windows("switched", 4096)).read,
+    read=Dense(
+        qk_norm=True, default_kv_heads=32, default_head_dim=128, windows=Windows("switched", 4096)
+    ).read,
     model="baton_engine.models.decoder:Decoder",
     examples="Qwen3 (dense)",
     windows="by `use_sliding_window`",

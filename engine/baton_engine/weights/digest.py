@@ -23,7 +23,7 @@ import mmap
 import os
 import tempfile
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -133,18 +133,22 @@ def _find(
 ) -> Mapping[str, _FileDigests]:
     """Digests by file name: the known ones for unchanged files, computed ones for the rest."""
     digests: dict[str, _FileDigests] = {}
-    for path in weight_files(folder):
+    changed: dict[Path, tuple[FileState, list[Entry]]] = {}
+    files = weight_files(folder)
+    for path in files:
         state, cached = _state(path), known.get(path.name)
         if cached and cached.state == state:
             digests[path.name] = cached
         else:
-            digests[path.name] = _FileDigests(state, _hash_file(path, threads))
+            # All headers first: a broken last file is found before the others are hashed.
+            changed[path] = state, read_entries(path)
+    for path, (state, entries) in changed.items():
+        digests[path.name] = _FileDigests(state, _hash_file(path, entries, threads))
     check_unchanged(folder, {name: file_digests.state for name, file_digests in digests.items()})
-    return digests
+    return {path.name: digests[path.name] for path in files}
 
 
-def _hash_file(path: Path, threads: int) -> tuple[TensorDigest, ...]:
-    entries = read_entries(path)
+def _hash_file(path: Path, entries: Sequence[Entry], threads: int) -> tuple[TensorDigest, ...]:
     with path.open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as data:
 
         def one(entry: Entry) -> TensorDigest:

@@ -2,8 +2,9 @@
 parameter.
 
 In: the folder and the parameters that a model declared. Out: loaded parameters, or a WeightsError
-that names the tensors that are missing, left over or of the wrong shape. Rotary buffers and a tied
-model's copy of the embedding are optional. A tied head that differs from the embedding is an error.
+that names the tensors that are missing, left over, or of the wrong shape or dtype. Rotary buffers
+and a tied model's copy of the embedding are optional. A tied head that differs from the embedding
+is an error. The numbers themselves are not checked: NaN or infinity is loaded as it is.
 """
 
 from __future__ import annotations
@@ -17,7 +18,16 @@ from safetensors import safe_open
 from baton_engine.config.model_config import ModelConfig
 from baton_engine.errors import WeightsError
 from baton_engine.layers.parameter import Parameter, WeightSlots
-from baton_engine.weights.safetensors_files import ignorable, read_entries, weight_files
+from baton_engine.weights.safetensors_files import (
+    INDEX_NAME,
+    WEIGHT_DTYPES,
+    Entry,
+    ignorable,
+    read_entries,
+    read_index,
+    weight_files,
+    weight_map,
+)
 
 HEAD_NAME = "lm_head.weight"
 EMBED_NAME = "model.embed_tokens.weight"
@@ -34,27 +44,42 @@ def load_weights(
     bytes of each loaded tensor in its file. Raises WeightsError."""
     parameters = slots.parameters
     owner: dict[str, Path] = {}
-    shapes: dict[str, tuple[int, ...]] = {}
+    entries: dict[str, Entry] = {}
     for path in weight_files(folder):
         for entry in read_entries(path):
             if entry.name in owner:
                 raise WeightsError(f"{entry.name} is in {owner[entry.name].name} and {path.name}")
-            owner[entry.name], shapes[entry.name] = path, entry.shape
+            owner[entry.name], entries[entry.name] = path, entry
     slots.use_spelling(owner)
-    for name, shape in shapes.items():
-        parameter = parameters.get(name)
-        if parameter is not None and parameter.shape != shape:
-            raise WeightsError(
-                f"{name} has shape {list(shape)}; the config asks for {list(parameter.shape)}"
-            )
-    _refuse(parameters.keys() - owner.keys(), f"{folder} lacks")
+    for name in parameters.keys() & entries.keys():
+        _check(entries[name], parameters[name], owner[name])
+    missing = parameters.keys() - owner.keys()
+    _refuse(missing, f"{folder} lacks", _indexed(folder) if missing else {})
     left_over = {name for name in owner.keys() - parameters.keys() if not ignorable(name, config)}
-    _refuse(left_over, f"{folder} holds tensors that {config.architecture} has no use for:")
+    _refuse(left_over, f"{folder} holds tensors that {config.architecture} has no use for:", {})
     for path in sorted(set(owner.values())):
         used = {name for name in parameters if owner[name] == path}
         _load(path, parameters, used, progress)
     if config.tied and HEAD_NAME in owner:
         _check_tie(owner, parameters[EMBED_NAME].dtype)
+
+
+def _check(entry: Entry, parameter: Parameter, path: Path) -> None:
+    where = f"{entry.name} in {path.name}"
+    if entry.dtype not in WEIGHT_DTYPES:
+        raise WeightsError(
+            f"{where} has dtype {entry.dtype}; supported: {', '.join(WEIGHT_DTYPES)}"
+        )
+    if entry.shape != parameter.shape:
+        raise WeightsError(
+            f"{where} has shape {list(entry.shape)}; the config asks for {list(parameter.shape)}"
+        )
+
+
+def _indexed(folder: Path) -> Mapping[str, str]:
+    """The file in which each tensor should be, by the index."""
+    index = read_index(folder)
+    return {} if index is None else weight_map(index, INDEX_NAME)
 
 
 def _load(
@@ -84,8 +109,13 @@ def _read(path: Path, name: str) -> torch.Tensor:
     return tensor
 
 
-def _refuse(names: Collection[str], complaint: str) -> None:
+def _refuse(names: Collection[str], complaint: str, places: Mapping[str, str]) -> None:
+    """`places` are the files that should have the tensors."""
     if names:
-        shown = ", ".join(sorted(names)[:NAMES_SHOWN])
+        some = sorted(names)[:NAMES_SHOWN]
+        shown = ", ".join(
+            f"{name} (by the index it is in {places[name]})" if name in places else name
+            for name in some
+        )
         more = f" and {len(names) - NAMES_SHOWN} more" if len(names) > NAMES_SHOWN else ""
         raise WeightsError(f"{complaint} {shown}{more}")

@@ -11,10 +11,14 @@ import json
 import math
 import os
 import struct
-from collections.abc import Mapping
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Annotated
 
+import msgspec
+
+from baton_engine.config.config_json import shown
 from baton_engine.config.model_config import ModelConfig
 from baton_engine.errors import WeightsError
 
@@ -35,6 +39,9 @@ ITEM_BITS = {
     "U8": 8,
     "BOOL": 8,
 }
+# The dtypes of weights. Integers and 8-bit floats are quantized: without their scales they are
+# other numbers.
+WEIGHT_DTYPES = ("F64", "F32", "F16", "BF16")
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,61 +55,111 @@ class Entry:
     end: int
 
 
+class _Tensor(msgspec.Struct):
+    dtype: str
+    shape: tuple[Annotated[int, msgspec.Meta(ge=0)], ...]
+    data_offsets: tuple[int, int]
+
+
+def weight_map(index: bytes, place: str) -> dict[str, str]:
+    """The file of each tensor, by an index file's content. `place` names the index in errors.
+    Raises WeightsError."""
+    try:
+        named = json.loads(index)["weight_map"]
+        files = {str(tensor): file for tensor, file in named.items()}
+    except (ValueError, KeyError, AttributeError, TypeError, RecursionError) as error:
+        raise WeightsError(f"{place} is not a safetensors index: {error!r}") from error
+    for tensor, file in files.items():
+        if not isinstance(file, str) or Path(file).name != file or not file.isprintable():
+            raise WeightsError(
+                f"{place}: {shown(tensor)} is in {shown(file)}; expected the name of a file in "
+                "the same folder"
+            )
+    if not files:
+        raise WeightsError(f"{place} names no tensor")
+    return files
+
+
 def weight_names(index: bytes | None, place: str) -> list[str]:
     """Sorted names of a checkpoint's files: the files in its `index` (the index file's content), or
     the single file if there is none. `place` names the index in errors. Raises WeightsError."""
-    if index is None:
-        return [SINGLE_NAME]
+    return [SINGLE_NAME] if index is None else sorted(set(weight_map(index, place).values()))
+
+
+def read_index(folder: Path) -> bytes | None:
+    """The content of the index file; None if there is none."""
+    path = folder / INDEX_NAME
     try:
-        names = sorted(set(json.loads(index)["weight_map"].values()))
-        return [os.fspath(name) for name in names]
-    except (ValueError, KeyError, AttributeError, TypeError) as error:
-        raise WeightsError(f"{place} is not a safetensors index: {error!r}") from error
+        return path.read_bytes() if path.is_file() else None
+    except OSError as error:
+        raise WeightsError(f"{path} cannot be read: {error}") from error
 
 
 def weight_files(folder: Path) -> list[Path]:
     """The checkpoint's files, ordered by name. Raises WeightsError if one is missing."""
-    index = folder / INDEX_NAME
-    data = index.read_bytes() if index.is_file() else None
-    files = [folder / name for name in weight_names(data, str(index))]
+    files = [folder / name for name in weight_names(read_index(folder), str(folder / INDEX_NAME))]
     for path in files:
-        if not path.is_file():
+        if not os.path.isfile(path):
             raise WeightsError(f"{path} does not exist; only safetensors checkpoints can be loaded")
     return files
 
 
 def read_entries(path: Path) -> list[Entry]:
     """The tensors of a file, from its header. Raises WeightsError for a file that is truncated or
-    not a safetensors file."""
-    size = path.stat().st_size
-    with path.open("rb") as file:
-        prefix = file.read(8)
-        length = struct.unpack("<Q", prefix)[0] if len(prefix) == 8 else 0
-        if not 0 < length <= min(MAX_HEADER_BYTES, size - 8):
-            raise WeightsError(f"{path} is no safetensors file (header of {length} bytes)")
-        header = file.read(length)
+    not a safetensors file, and for a header that does not describe the file's bytes."""
     try:
-        fields = json.loads(header)
-        entries = [
-            _entry(name, value, 8 + length)
-            for name, value in fields.items()
-            if name != "__metadata__"
-        ]
-    except (ValueError, KeyError, TypeError, AttributeError) as error:
-        raise WeightsError(f"{path} has an unreadable header: {error!r}") from error
-    for entry in entries:
-        if entry.end > size:
-            raise WeightsError(f"{path} is truncated: {entry.name} ends at byte {entry.end}")
+        size = path.stat().st_size
+        with path.open("rb") as file:
+            prefix = file.read(8)
+            length = struct.unpack("<Q", prefix)[0] if len(prefix) == 8 else 0
+            if not 0 < length <= min(MAX_HEADER_BYTES, size - 8):
+                raise WeightsError(f"{path} is no safetensors file (header of {length} bytes)")
+            header = file.read(length)
+    except OSError as error:
+        raise WeightsError(f"{path} cannot be read: {error}") from error
+    try:
+        tensors = msgspec.json.decode(header, type=dict[str, msgspec.Raw])
+        tensors.pop("__metadata__", None)
+        entries = [_entry(name, value, 8 + length) for name, value in tensors.items()]
+    except (ValueError, RecursionError, msgspec.MsgspecError) as error:
+        raise WeightsError(f"{path} has an unreadable header: {error}") from error
+    _check_bytes(path, entries, 8 + length, size)
     return entries
 
 
-def _entry(name: str, value: Mapping[str, list[int]], base: int) -> Entry:
-    begin, end = value["data_offsets"]
-    dtype, shape = str(value["dtype"]), tuple(value["shape"])
-    bits = ITEM_BITS[dtype]
-    if (end - begin) * 8 != math.prod(shape) * bits:
-        raise ValueError(f"{name} of {dtype}{list(shape)} has {end - begin} bytes")
-    return Entry(name, dtype, shape, base + begin, base + end)
+def _entry(name: str, value: msgspec.Raw, base: int) -> Entry:
+    """Raises ValueError."""
+    if not name.isprintable():
+        raise ValueError(f"{shown(name)} is no name of a tensor")
+    try:
+        tensor = msgspec.json.decode(value, type=_Tensor)
+    except msgspec.MsgspecError as error:
+        raise ValueError(f"{name}: {error}") from error
+    begin, end = tensor.data_offsets
+    if tensor.dtype not in ITEM_BITS:
+        raise ValueError(
+            f"{name} has dtype {shown(tensor.dtype)}; supported: {', '.join(WEIGHT_DTYPES)}"
+        )
+    if (end - begin) * 8 != math.prod(tensor.shape) * ITEM_BITS[tensor.dtype]:
+        raise ValueError(f"{name} of {tensor.dtype}{list(tensor.shape)} has {end - begin} bytes")
+    return Entry(name, tensor.dtype, tensor.shape, base + begin, base + end)
+
+
+def _check_bytes(path: Path, entries: Sequence[Entry], begin: int, size: int) -> None:
+    """The tensors follow each other from the byte `begin` to the end of the file."""
+    before = "the header"
+    for entry in sorted(entries, key=lambda each: (each.begin, each.end)):
+        if entry.begin != begin:
+            raise WeightsError(
+                f"{path}: {entry.name} begins at byte {entry.begin}, and {before} ends at {begin}"
+            )
+        begin, before = entry.end, entry.name
+        if begin > size:
+            raise WeightsError(
+                f"{path} is truncated: it has {size} bytes, and {entry.name} ends at byte {begin}"
+            )
+    if begin < size:
+        raise WeightsError(f"{path} has {size} bytes, and {before}, the last part, ends at {begin}")
 
 
 def ignorable(name: str, config: ModelConfig) -> bool:

@@ -14,7 +14,13 @@ from baton_engine.config.engine_config import TorchSettings
 from baton_engine.interface import Row
 from baton_protocol.ids import BlockId
 from tests.support.engines.exactness import Tally, compare, compare_all, reference
-from tests.support.engines.tiny_models import EXPERT_MODELS, MORE_MODELS, TINY_MODELS, prompt_of
+from tests.support.engines.tiny_models import (
+    EACH_FAMILY,
+    EXPERT_MODELS,
+    MORE_MODELS,
+    TINY_MODELS,
+    prompt_of,
+)
 from tests.support.engines.torch_engines import ask, decode_alone, generate_ids, small_engine
 
 NEW_TOKENS = 40  # after a wrong block
@@ -49,6 +55,7 @@ def with_and_without_overlap(names: Iterable[str]) -> list[Any]:
     return cases
 
 
+@pytest.mark.shows("alone", "in batches", "cached")
 @pytest.mark.parametrize(("name", "overlap"), with_and_without_overlap(ALL_MODELS))
 def test_ids_equal_those_of_transformers_cold_warm_alone_and_in_a_batch(
     name: str, overlap: str, tiny_model: Callable[[str], Path], record_property: Report
@@ -65,9 +72,8 @@ def test_ids_equal_those_of_transformers_cold_warm_alone_and_in_a_batch(
     tally.check()
 
 
-@pytest.mark.parametrize(
-    ("name", "overlap"), with_and_without_overlap([*TINY_MODELS, *EXPERT_MODELS])
-)
+@pytest.mark.shows("chunked")
+@pytest.mark.parametrize(("name", "overlap"), with_and_without_overlap(EACH_FAMILY))
 def test_ids_equal_those_of_transformers_with_7_tokens_per_step(
     name: str, overlap: str, tiny_model: Callable[[str], Path], record_property: Report
 ) -> None:
@@ -78,9 +84,8 @@ def test_ids_equal_those_of_transformers_with_7_tokens_per_step(
     tally.check()
 
 
-@pytest.mark.parametrize(
-    ("name", "overlap"), with_and_without_overlap([*TINY_MODELS, *EXPERT_MODELS])
-)
+@pytest.mark.shows("preempted")
+@pytest.mark.parametrize(("name", "overlap"), with_and_without_overlap(EACH_FAMILY))
 def test_ids_equal_those_of_transformers_when_requests_are_preempted(
     name: str, overlap: str, tiny_model: Callable[[str], Path], record_property: Report
 ) -> None:

@@ -29,6 +29,7 @@ CONFIG = {
     "intermediate_size": 128,
     "num_hidden_layers": 2,
     "num_attention_heads": 4,
+    "num_key_value_heads": 4,
     "max_position_embeddings": 1024,
 }
 MODULE = """

@@ -25,13 +25,16 @@ LLAMA: dict[str, Any] = {
     "max_position_embeddings": 1024,
     "rope_theta": 500000.0,
 }
-MISTRAL: dict[str, Any] = {"architectures": ["MistralForCausalLM"]}
-QWEN3: dict[str, Any] = {"architectures": ["Qwen3ForCausalLM"]}
+# transformers has numbers of its own for the KV heads of a file without them.
+MISTRAL: dict[str, Any] = {"architectures": ["MistralForCausalLM"], "num_key_value_heads": 4}
+QWEN2: dict[str, Any] = {"architectures": ["Qwen2ForCausalLM"], "num_key_value_heads": 4}
+QWEN3: dict[str, Any] = {"architectures": ["Qwen3ForCausalLM"], "num_key_value_heads": 4}
 EXPERTS: dict[str, Any] = {
     "num_experts": 4,
     "num_experts_per_tok": 2,
     "moe_intermediate_size": 32,
     "shared_expert_intermediate_size": 32,
+    "num_key_value_heads": 4,
 }
 MIXTRAL: dict[str, Any] = {**EXPERTS, "architectures": ["MixtralForCausalLM"]}
 QWEN2_MOE: dict[str, Any] = {**EXPERTS, "architectures": ["Qwen2MoeForCausalLM"]}
@@ -92,12 +95,12 @@ def test_eos_ids_of_generation_config_take_precedence(tmp_path: Path) -> None:
 
 
 def test_qwen3_assumes_its_own_head_dim_and_normalises_q_and_k(tmp_path: Path) -> None:
-    config = config_of(tmp_path, architectures=["Qwen3ForCausalLM"])
+    config = config_of(tmp_path, **QWEN3)
     assert (config.head_dim, config.qk_norm) == (128, True)
 
 
 def test_qwen2_has_biases_on_q_k_and_v_only(tmp_path: Path) -> None:
-    config = config_of(tmp_path, architectures=["Qwen2ForCausalLM"])
+    config = config_of(tmp_path, **QWEN2)
     assert (config.qkv_bias, config.output_bias) == (True, False)
 
 
@@ -178,7 +181,7 @@ def test_a_sliding_window_that_has_no_effect_is_ignored(
             (512, None),
         ),
         (
-            {**WITH_WINDOW, "architectures": ["Qwen2ForCausalLM"], "max_window_layers": 1},
+            {**QWEN2, **WITH_WINDOW, "max_window_layers": 1},
             (None, 512),
         ),
         ({**MIXTRAL, "sliding_window": 512}, (512, 512)),
@@ -348,7 +351,7 @@ def test_an_explicit_default_gives_the_same_fingerprint(tmp_path: Path) -> None:
         ({"rope_scaling": {"rope_type": "yarn", "factor": 0}}, "factor is 0"),
         ({"rope_scaling": {**YARN, "type": "yarn", "truncate": "no"}}, "truncate is 'no'"),
         ({"rope_theta": 1, "rope_scaling": {**YARN, "type": "yarn"}}, r"rope_theta is 1\.0"),
-        ({"layer_types": ["full_attention"]}, "layer_types has 1 entries for 2 layers"),
+        ({"layer_types": ["full_attention"]}, "layer_types has 1 entries; expected .* 2"),
         ({**MISTRAL, "sliding_window": -1}, "sliding_window is -1"),
         ({**QWEN3, **WITH_WINDOW, "max_window_layers": "all"}, "max_window_layers is 'all'"),
     ],

@@ -1,11 +1,14 @@
-"""Strict loading of weights: missing, extra and misshapen tensors and broken files are errors."""
+"""Strict loading of weights: tensors that are missing, left over, misshapen or quantized, broken
+files, and an index that does not fit them are errors of one line."""
 
 from __future__ import annotations
 
 import json
 import shutil
+import struct
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -15,10 +18,11 @@ from baton_engine.config.families import read_config
 from baton_engine.errors import WeightsError
 from baton_engine.layers.parameter import WeightSlots
 from baton_engine.models.registry import build_model
+from baton_engine.weights.digest import tensor_digests
 from baton_engine.weights.loader import load_weights
 from baton_engine.weights.safetensors_files import INDEX_NAME, SINGLE_NAME
 from tests.support.engines.exactness import Tally, compare, reference
-from tests.support.engines.tiny_models import prompt_of
+from tests.support.engines.tiny_models import make_tiny_model, prompt_of
 from tests.support.engines.torch_engines import generate_ids, small_engine
 
 Tensors = dict[str, torch.Tensor]
@@ -44,6 +48,10 @@ def change_model(
     return make
 
 
+def copy_config(folder: Path) -> None:
+    shutil.copy(make_tiny_model("llama-gqa1") / "config.json", folder)
+
+
 def load(folder: Path) -> WeightSlots:
     config = read_config(folder)
     slots = WeightSlots(torch.float32, torch.device("cpu"))
@@ -65,40 +73,72 @@ def test_each_part_of_a_stacked_projection_is_loaded_into_its_rows(
     assert k.data_ptr() == q.data_ptr() + q.numel() * q.element_size()
 
 
+UP, Q_BIAS = "model.layers.1.mlp.up_proj.weight", "model.layers.0.self_attn.q_proj.bias"
+HEAD, K_NORM = "lm_head.weight", "model.layers.1.self_attn.k_norm.weight"
+THIRD = "model.layers.2.mlp.up_proj.weight"
+FLOATS = "supported: F64, F32, F16, BF16"
+
+
+def without(name: str) -> Change:
+    return lambda tensors: tensors.pop(name)
+
+
+def with_one(name: str, change: Callable[[torch.Tensor], torch.Tensor] | None = None) -> Change:
+    """Changes a tensor, or adds one of 3 zeros."""
+
+    def act(tensors: Tensors) -> None:
+        tensors[name] = change(tensors[name]).contiguous() if change else torch.zeros(3)
+
+    return act
+
+
 @pytest.mark.parametrize(
-    ("name", "missing"),
+    ("name", "change", "message"),
     [
-        ("llama-gqa1", "model.layers.1.mlp.up_proj.weight"),
-        ("llama-gqa1", "lm_head.weight"),
-        ("llama-gqa4", "model.layers.0.self_attn.q_proj.bias"),
-        ("qwen3-gqa2", "model.layers.1.self_attn.k_norm.weight"),
+        ("llama-gqa1", without(UP), f"lacks {UP}$"),
+        ("llama-gqa1", without(HEAD), f"lacks {HEAD}$"),
+        ("llama-gqa1", dict.clear, f"lacks {HEAD}, .* and 25 more$"),
+        ("llama-gqa4", without(Q_BIAS), f"lacks {Q_BIAS}$"),
+        ("qwen3-gqa2", without(K_NORM), f"lacks {K_NORM}$"),
+        ("qwen3-gqa4", with_one(THIRD), f"Qwen3ForCausalLM has no use for: {THIRD}$"),
+        ("qwen3-gqa4", with_one(Q_BIAS), f"Qwen3ForCausalLM has no use for: {Q_BIAS}$"),
+        ("qwen3-gqa4", with_one(f"{UP}_scale_inv"), f"no use for: {UP}_scale_inv$"),
+        ("llama-gqa1", with_one(EMBED, lambda t: t[:-1]), r"\[319, 64\].*asks for \[320, 64\]"),
+        ("llama-gqa1", with_one(UP, lambda t: t.t()), rf"{UP} .*\[64, 128\].* \[128, 64\]"),
+        ("llama-gqa1", with_one(UP, torch.flatten), rf"{UP} .*\[8192\].* \[128, 64\]"),
+        ("llama-gqa1", with_one(UP, lambda t: t.char()), f"{UP} .* has dtype I8; {FLOATS}"),
+        ("llama-gqa1", with_one(UP, lambda t: t.byte()), f"{UP} .* has dtype U8; {FLOATS}"),
+        ("llama-gqa1", with_one(UP, lambda t: t.int()), f"{UP} .* has dtype I32; {FLOATS}"),
+        ("llama-gqa1", with_one(UP, lambda t: t > 0), f"{UP} .* has dtype BOOL; {FLOATS}"),
+        (
+            "llama-gqa1",
+            with_one(UP, lambda t: t.to(torch.float8_e4m3fn)),
+            f"{UP} in model.safetensors has dtype F8_E4M3; {FLOATS}",
+        ),
+        ("llama-gqa1", with_one(UP, lambda t: t.to(torch.float8_e5m2)), "has dtype F8_E5M2"),
     ],
 )
-def test_the_error_for_a_missing_tensor_names_it(
-    name: str, missing: str, change_model: Callable[[str, Change], Path]
+def test_the_error_names_a_tensor_that_does_not_fit_the_config(
+    name: str, change: Change, message: str, change_model: Callable[[str, Change], Path]
 ) -> None:
-    folder = change_model(name, lambda tensors: tensors.pop(missing))
-    with pytest.raises(WeightsError, match=f"lacks {missing}"):
+    folder = change_model(name, change)
+    with pytest.raises(WeightsError, match=message) as error:
         load(folder)
+    assert "\n" not in str(error.value)
 
 
-@pytest.mark.parametrize(
-    "extra", ["model.layers.2.mlp.up_proj.weight", "model.layers.0.self_attn.q_proj.bias"]
-)
-def test_the_error_for_an_extra_tensor_names_it(
-    extra: str, change_model: Callable[[str, Change], Path]
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float16, torch.bfloat16])
+def test_a_tensor_of_another_float_dtype_is_converted(
+    dtype: torch.dtype, change_model: Callable[[str, Change], Path]
 ) -> None:
-    folder = change_model("qwen3-gqa4", lambda tensors: tensors.update({extra: torch.zeros(3)}))
-    with pytest.raises(WeightsError, match=f"no use for: {extra}"):
-        load(folder)
+    folder = change_model("llama-gqa1", with_one(UP, lambda tensor: tensor.to(dtype)))
+    expected = load_file(folder / SINGLE_NAME)[UP].float()
+    assert torch.equal(load(folder).parameters[UP].place, expected)
 
 
-def test_the_error_for_a_wrong_shape_names_both_shapes(
-    change_model: Callable[[str, Change], Path],
-) -> None:
-    folder = change_model("llama-gqa1", lambda t: t.update({EMBED: t[EMBED][:-1].clone()}))
-    with pytest.raises(WeightsError, match=r"has shape \[319, 64\].*asks for \[320, 64\]"):
-        load(folder)
+def test_nan_is_loaded_as_it_is(change_model: Callable[[str, Change], Path]) -> None:
+    folder = change_model("llama-gqa1", with_one(UP, lambda tensor: tensor * float("nan")))
+    assert load(folder).parameters[UP].place.isnan().all()
 
 
 def test_rotary_buffers_in_the_file_are_ignored(
@@ -139,54 +179,107 @@ def test_a_sharded_checkpoint_gives_the_ids_of_transformers(
     compare(reference(whole, prompt, 64), ids, Tally())
 
 
-def test_a_missing_shard_and_a_tensor_in_two_shards_are_errors(
-    tmp_path: Path, tiny_model: Callable[[str], Path]
-) -> None:
-    folder = tmp_path / "shards"
-    shutil.copytree(tiny_model("llama-gqa1"), folder)
-    (folder / SINGLE_NAME).rename(folder / "a.safetensors")
-    index = {"weight_map": {EMBED: "a.safetensors", "x": "b.safetensors"}}
-    (folder / INDEX_NAME).write_text(json.dumps(index))
-    with pytest.raises(WeightsError, match=r"b\.safetensors does not exist"):
-        load(folder)
-    shutil.copy(folder / "a.safetensors", folder / "b.safetensors")
-    with pytest.raises(WeightsError, match=r"is in a\.safetensors and b\.safetensors"):
-        load(folder)
-
-
 @pytest.mark.parametrize(
-    ("content", "message"),
+    ("index", "message"),
     [
-        (b"", "no safetensors file"),
-        (b"\xff" * 64, "no safetensors file"),
-        (b"\x02\0\0\0\0\0\0\0[]", "unreadable header"),
+        ({EMBED: "a.safetensors", "x": "b.safetensors"}, "b.safetensors does not exist"),
+        ({EMBED: "a.safetensors", UP: "c.safetensors"}, "x is in a.safetensors and c.safetensors"),
+        (
+            {EMBED: "d.safetensors", HEAD: "d.safetensors"},
+            rf"{HEAD} \(by the index .* d.safetensors\)",
+        ),
+        ({EMBED: "../a.safetensors"}, "'../a.safetensors'; expected the name of a file"),
+        ({EMBED: "/etc/passwd"}, "'/etc/passwd'; expected the name of a file"),
+        ({EMBED: "a\n"}, "expected the name of a file"),
+        ({EMBED: "a" * 5000}, "does not exist"),
+        ({EMBED: 7}, f"'{EMBED}' is in 7; expected the name of a file"),
+        ({EMBED: ["a.safetensors"]}, "expected the name of a file"),
+        ({EMBED: None}, "expected the name of a file"),
+        ({}, "names no tensor"),
+        ([EMBED], "not a safetensors index"),
+        (None, "not a safetensors index"),
     ],
 )
-def test_a_file_that_is_not_a_safetensors_file_is_an_error(
-    content: bytes, message: str, tmp_path: Path, tiny_model: Callable[[str], Path]
+def test_an_index_that_does_not_fit_its_files_is_an_error(
+    index: Any, message: str, tmp_path: Path
 ) -> None:
-    folder = tmp_path / "broken"
-    shutil.copytree(tiny_model("llama-gqa1"), folder)
-    (folder / SINGLE_NAME).write_bytes(content)
-    with pytest.raises(WeightsError, match=message):
-        load(folder)
+    """Files a and c have a tensor x, and d has the embedding."""
+    one = {"x": torch.zeros(3)}
+    for name, tensors in {"a": one, "c": one, "d": {EMBED: torch.zeros(320, 64)}}.items():
+        save_file(tensors, tmp_path / f"{name}.safetensors")
+    copy_config(tmp_path)
+    (tmp_path / INDEX_NAME).write_text(json.dumps({"weight_map": index}))
+    with pytest.raises(WeightsError, match=message) as error:
+        load(tmp_path)
+    assert "\n" not in str(error.value)
 
 
-def test_a_truncated_file_is_an_error(tmp_path: Path, tiny_model: Callable[[str], Path]) -> None:
-    folder = tmp_path / "short"
-    shutil.copytree(tiny_model("llama-gqa1"), folder)
-    data = (folder / SINGLE_NAME).read_bytes()
-    (folder / SINGLE_NAME).write_bytes(data[:-10])
-    with pytest.raises(WeightsError, match="is truncated"):
-        load(folder)
+@pytest.mark.parametrize("content", [b"", b"{}", b"[]", b"{", b"\xff", b"7", b"[" * 100_000])
+def test_a_file_that_is_no_index_is_an_error(content: bytes, tmp_path: Path) -> None:
+    copy_config(tmp_path)
+    (tmp_path / INDEX_NAME).write_bytes(content)
+    with pytest.raises(WeightsError, match=rf"{INDEX_NAME} is not a safetensors index"):
+        load(tmp_path)
 
 
-def test_a_broken_index_and_missing_weights_are_errors(
-    tmp_path: Path, tiny_model: Callable[[str], Path]
-) -> None:
-    shutil.copy(tiny_model("llama-gqa1") / "config.json", tmp_path)
+def test_a_folder_without_weights_is_an_error(tmp_path: Path) -> None:
+    copy_config(tmp_path)
     with pytest.raises(WeightsError, match="only safetensors checkpoints"):
         load(tmp_path)
-    (tmp_path / INDEX_NAME).write_text("{}")
-    with pytest.raises(WeightsError, match="not a safetensors index"):
+
+
+def of(
+    dtype: Any = "F32", shape: Any = (2,), begin: Any = 0, end: Any = 8, **more: Any
+) -> dict[str, Any]:
+    return {"dtype": dtype, "shape": shape, "data_offsets": [begin, end], **more}
+
+
+# What a file holds: its header, and the number of bytes after it.
+@pytest.mark.parametrize(
+    ("header", "size", "message"),
+    [
+        ({"x": of()}, 7, "is truncated: it has .* bytes, and x ends at byte"),
+        ({"x": of()}, 0, "is truncated: .* x ends at byte"),
+        ({"x": of()}, 9, "bytes, and x, the last part, ends at"),
+        ({}, 8, "bytes, and the header, the last part, ends at"),
+        ({"x": of(end=80, shape=[20])}, 8, "is truncated: .* x ends at byte"),
+        ({"x": of(begin=4, end=12)}, 12, "x begins at byte .*, and the header ends at"),
+        ({"x": of(), "y": of(begin=4, end=12)}, 12, "y begins at byte .*, and x ends at"),
+        ({"x": of(), "y": of(begin=16, end=24)}, 24, "y begins at byte .*, and x ends at"),
+        ({"x": of(begin=-8, end=0)}, 8, "x begins at byte"),
+        ({"x": of(begin=8, end=0)}, 8, r"x of F32\[2\] has -8 bytes"),
+        ({"x": of(shape=[3])}, 8, r"x of F32\[3\] has 8 bytes"),
+        ({"x": of(dtype="BF16")}, 8, r"x of BF16\[2\] has 8 bytes"),
+        ({"x": of(shape=[2**40, 2**40])}, 8, r"x of F32\[\d+, \d+\] has 8 bytes"),
+        ({"x": of(shape=[-2])}, 8, "x: Expected `int` >= 0"),
+        ({"x": of(shape=[2.5])}, 8, "x: Expected `int`, got `float`"),
+        ({"x": of(shape="2")}, 8, "x: Expected `array`, got `str`"),
+        ({"x": of(shape=[True])}, 8, "x: Expected `int`, got `bool`"),
+        ({"x": of(begin="0")}, 8, "x: Expected `int`, got `str`"),
+        ({"x": of(dtype="F4")}, 8, f"x has dtype 'F4'; {FLOATS}"),
+        ({"x": of(dtype=32)}, 8, "x: Expected `str`, got `int`"),
+        ({"x": {"dtype": "F32"}}, 8, "x: Object missing required field `shape`"),
+        ({"x": None}, 8, "x: Expected `object`, got `null`"),
+        ({"x\ny": of()}, 8, r"'x\\ny' is no name of a tensor"),
+        ([], 8, "unreadable header: Expected `object`, got `array`"),
+        (b"{", 8, "unreadable header"),
+        (b'{"x": ' + b"[" * 100_000, 8, "unreadable header"),
+        (b'{"\xff": 1}', 8, "unreadable header"),
+        (None, 0, "no safetensors file"),
+        (None, 64, "no safetensors file"),
+    ],
+)
+def test_a_header_that_does_not_describe_its_file_is_an_error(
+    header: Any, size: int, message: str, tmp_path: Path
+) -> None:
+    """A header of None: only zeros."""
+    copy_config(tmp_path)
+    text = header if isinstance(header, bytes) else json.dumps(header).encode()
+    head = b"" if header is None else struct.pack("<Q", len(text)) + text
+    (tmp_path / SINGLE_NAME).write_bytes(head + bytes(size))
+    with pytest.raises(WeightsError, match=message) as error:
         load(tmp_path)
+    assert "\n" not in str(error.value)
+    assert SINGLE_NAME in str(error.value)
+    with pytest.raises(WeightsError, match=message):
+        tensor_digests(tmp_path, read_config(tmp_path))

@@ -470,6 +470,15 @@ EXPERT_MODELS: dict[str, Tiny] = {
         },
     ),
 }
+# TINY_MODELS, and the models of families that are not among them.
+EACH_FAMILY = (
+    *TINY_MODELS,
+    *(
+        name
+        for name, each in (MORE_MODELS | EXPERT_MODELS).items()
+        if each.kind not in {tiny.kind for tiny in TINY_MODELS.values()}
+    ),
+)
 
 
 def prompt_of(length: int, *, seed: int = 0) -> list[int]:

@@ -15,6 +15,8 @@ from baton_engine.errors import UnsupportedModel
 
 DENSE = Dense(
     mlp_bias=False,
+    whole_heads=True,
+    default_kv_heads=4,
     default_head_dim=256,
     default_tied=True,
     windows=Windows("alternating", 4096),
@@ -32,13 +34,14 @@ DENSE = Dense(
 
 
 def read(values: Mapping[str, Any], generation: Mapping[str, Any]) -> ModelConfig:
-    if values.get("use_bidirectional_attention"):
+    bidirectional = "use_bidirectional_attention"
+    if values.get(bidirectional) is not None and ConfigFields(values).flag(bidirectional, False):
         raise UnsupportedModel("use_bidirectional_attention is not supported")
     config = DENSE.read(values, generation)
     return replace(
         config,
         norms_after=True,
-        attention_scale=ConfigFields(values).number("query_pre_attn_scalar", 256.0) ** -0.5,
+        attention_scale=ConfigFields(values).integer("query_pre_attn_scalar", 256) ** -0.5,
         attention_soft_cap=_soft_cap(values, "attn_logit_softcapping", 50.0),
         logits_soft_cap=_soft_cap(values, "final_logit_softcapping", 30.0),
         embed_scale=config.hidden_size**0.5,

@@ -13,7 +13,7 @@ import math
 from collections.abc import Mapping
 from typing import Any
 
-from baton_engine.config.config_json import ConfigFields
+from baton_engine.config.config_json import ConfigFields, read_head_dim
 from baton_engine.config.dense import Dense
 from baton_engine.config.families import Family
 from baton_engine.config.model_config import RopeConfig
@@ -30,9 +30,7 @@ ORIGINAL_MAX_POSITIONS = 4096
 def read_rope(values: Mapping[str, Any]) -> RopeConfig:
     settings = rope_settings(values)
     kind = rope_type(settings, ("default", *LONGROPE))
-    fields = ConfigFields(
-        {"partial_rotary_factor": values.get("partial_rotary_factor"), **settings}
-    )
+    fields = ConfigFields(settings)
     rope = RopeConfig(
         type="default",
         theta=fields.number("rope_theta", 10000.0),
@@ -47,9 +45,9 @@ def read_rope(values: Mapping[str, Any]) -> RopeConfig:
             raise ModelError(
                 f"config.json: {name} has {len(factors)} entries; expected {rotary_dim // 2}"
             )
+    # As in transformers, one among the rope settings does not count.
     original = ConfigFields(values).integer(
-        "original_max_position_embeddings",
-        settings.get("original_max_position_embeddings", ORIGINAL_MAX_POSITIONS),
+        "original_max_position_embeddings", ORIGINAL_MAX_POSITIONS
     )
     return RopeConfig(
         type="longrope",
@@ -71,7 +69,14 @@ def _attention_factor(
         return fields.number("attention_factor")
     longest = ConfigFields(values).integer("max_position_embeddings")
     ratio = fields.number("factor", longest / original)
-    return 1.0 if ratio <= 1 else math.sqrt(1 + math.log(ratio) / math.log(original))
+    if ratio <= 1:
+        return 1.0
+    if original == 1:
+        raise ModelError(
+            "config.json: original_max_position_embeddings is 1; expected at least 2, or an "
+            "attention_factor"
+        )
+    return math.sqrt(1 + math.log(ratio) / math.log(original))
 
 
 DENSE = Dense(

@@ -1,0 +1,70 @@
+"""A pool of one prefill and one decode node gives the ids of transformers: every prompt is handed
+off through Redis, and then the decode node is killed in mid-answer."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import pytest
+
+from tests.support.clients.http import all_at_once, ids_of
+from tests.support.clients.mix import COMPLETIONS
+from tests.support.clients.streams import StreamedAnswer, ask
+from tests.support.engines.exactness import Tally, compare, reference
+from tests.support.engines.tiny_models import EACH_FAMILY, prompt_of
+from tests.support.pools.processes import Cluster
+
+NEW_TOKENS = 40
+LENGTHS = (1, 15, 16, 33, 70, 131, 200, 300)
+HANDED_OFF = [prompt_of(length, seed=5) for length in LENGTHS]
+FAILED_OVER = [prompt_of(length, seed=6) for length in LENGTHS]
+KILLED_AT = 8  # tokens of the first answer
+FLAGS = ("--dtype", "float32", "--threads", "1", "--chunk-blocks", "2", "--kv-blocks", "600")
+
+
+@pytest.mark.long
+@pytest.mark.shows("handed off", "failed over")
+@pytest.mark.parametrize("name", EACH_FAMILY)
+def test_ids_equal_those_of_transformers_after_a_hand_off_and_after_a_killed_decode_node(
+    name: str, tiny_model: Callable[[str], Path], record_property: Callable[[str, object], None]
+) -> None:
+    folder, tally = tiny_model(name), Tally()
+    flags = ("--model", str(folder), *FLAGS)
+    with Cluster(1, 1, flags=flags, router_flags=["--handoff=always"]) as pool:
+        answers = all_at_once(
+            pool.url, HANDED_OFF, max_tokens=NEW_TOKENS, temperature=0, ignore_eos=True
+        )
+        for prompt, answer in zip(HANDED_OFF, answers, strict=True):
+            [ids] = ids_of(answer)
+            compare(reference(folder, prompt, NEW_TOKENS), ids, tally, "handed off")
+        handoffs = [node["load"]["handoffs_total"] for node in pool.pool()["nodes"]]
+        assert sum(handoffs) == len(HANDED_OFF)
+        for prompt, ids in zip(FAILED_OVER, killed(pool), strict=True):
+            compare(reference(folder, prompt, NEW_TOKENS), ids, tally, "failed over")
+        moved = [pool.witness.placements(prompt)[-1].attempt > 1 for prompt in FAILED_OVER]
+        assert any(moved)
+    record_property("exactness", f"{name}, handed off and failed over: {tally}, {sum(moved)} moved")
+    tally.check()
+
+
+def killed(pool: Cluster) -> list[list[int]]:
+    """The ids of all answers. The decode node is killed when one has KILLED_AT tokens."""
+
+    def kill(answer: StreamedAnswer) -> bool:
+        if len(answer.result.choices[0].ids) >= KILLED_AT and pool.nodes["decode-0"].alive:
+            pool.nodes["decode-0"].kill()
+        return True
+
+    def send(prompt: list[int]) -> list[int]:
+        body = {
+            **{"prompt": prompt, "max_tokens": NEW_TOKENS, "temperature": 0, "ignore_eos": True},
+            **{"stream": True, "return_token_ids": True},
+        }
+        answer = ask(pool.url, COMPLETIONS, body, kill)
+        assert (answer.status, answer.error, answer.whole) == (200, None, True), answer
+        return answer.result.choices[0].ids
+
+    with ThreadPoolExecutor(len(FAILED_OVER)) as threads:
+        return list(threads.map(send, FAILED_OVER))

@@ -1,0 +1,201 @@
+"""Each field of config.json removed and changed: it is read as transformers reads it, or refused in
+one line that names the field.
+
+The fields are those of the tiny checkpoints of each family in BUILT_IN, so a family that is added
+is tested without a change here. A config that is served must mean what it means for transformers:
+written again by transformers, with all defaults in it, it must be read as the same ModelConfig.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Iterator, Mapping
+from dataclasses import replace
+from functools import cache
+from importlib.metadata import entry_points
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from baton_engine.config.engine_config import TorchSettings
+from baton_engine.config.families import BUILT_IN, config_of
+from baton_engine.config.model_config import ModelConfig
+from baton_engine.errors import ModelError, SettingsError
+from baton_engine.memory.demand import MemoryBudget
+from baton_engine.memory.fit_check import check_fit
+from baton_engine.memory.requirements import demand_of, layout_of
+from tests.support.engines.tiny_models import MORE_MODELS, TINY_MODELS, make_tiny_model
+
+SETTINGS = TorchSettings(model=Path())
+REMOVED = object()
+# Of each type of JSON, also those that only Python's parser accepts. The integer after 0 is the
+# largest that is read; with it a model has too many weights for any machine.
+VALUES: tuple[Any, ...] = (
+    *(REMOVED, None, True, False, -1, 0, 2**31 - 1, 10**12, 10**400, 0.5, -0.5, 1e-300, 1e308),
+    *(math.nan, math.inf, "", "other\nline", [], ["other"], [None], [1, 2], {}, {"other": 1}),
+)
+# The fields of a ModelConfig that transformers has under a name of its own.
+NAMES: Mapping[str, str] = {
+    "vocab_size": "vocab_size",
+    "hidden_size": "hidden_size",
+    "num_layers": "num_hidden_layers",
+    "num_heads": "num_attention_heads",
+    "max_positions": "max_position_embeddings",
+    "norm_eps": "rms_norm_eps",
+    "tied": "tie_word_embeddings",
+}
+
+Json = dict[str, Any]
+Field = tuple[str, ...]
+
+
+def others(value: Any) -> tuple[Any, ...]:
+    """Other values of the same type, which may be valid, and a float for an integer."""
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        return ()
+    return (2 * value, value + 1, float(value))
+
+
+def changed(config: Json, field: Field, value: Any) -> Json:
+    *path, last = field
+    copy = inner = {**config}
+    for key in path:
+        inner[key] = inner = {**inner[key]}
+    if value is REMOVED:
+        del inner[last]
+    else:
+        inner[last] = value
+    return copy
+
+
+def fields_of(config: Json) -> Iterator[tuple[Field, Any]]:
+    for key, value in config.items():
+        yield (key,), value
+        if isinstance(value, dict):
+            yield from (((key, inner), item) for inner, item in value.items())
+
+
+@cache
+def folders_of(architecture: str) -> tuple[Path, ...]:
+    """The tiny checkpoints of a family."""
+    folders = tuple(
+        folder
+        for folder in map(make_tiny_model, [*TINY_MODELS, *MORE_MODELS])
+        if json.loads((folder / "config.json").read_text())["architectures"] == [architecture]
+    )
+    assert folders, f"{architecture} has no checkpoint in tests/support/engines/tiny_models.py"
+    return folders
+
+
+def cases_of(architecture: str) -> Iterator[tuple[Json, Field, Any]]:
+    """(config, field, its new value): each field of each checkpoint, unless another checkpoint of
+    the family has the same."""
+    seen = set()
+    for folder in folders_of(architecture):
+        config = json.loads((folder / "config.json").read_text())
+        for field, value in fields_of(config):
+            if (key := (field, json.dumps(value))) not in seen:
+                seen.add(key)
+                yield from ((config, field, new) for new in (*VALUES, *others(value)))
+
+
+def serve(config: Json) -> ModelConfig:
+    """Reads a config.json, and checks the memory of an engine on a machine with 8 GiB."""
+    read = config_of(config, {})
+    layout = layout_of(SETTINGS, read)
+    demand = demand_of(SETTINGS, read, layout, kernels="torch", card=None)
+    check_fit(demand, MemoryBudget(total=8 << 30))
+    return replace(read, unread=())
+
+
+def transformers_config(kind: str, config: Json) -> Any:
+    """transformers' reading; None if it refuses."""
+    from transformers import CONFIG_MAPPING
+
+    try:
+        return CONFIG_MAPPING[kind].from_dict(config)
+    except Exception:
+        return None
+
+
+@pytest.fixture(autouse=True)
+def packages(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Looks for families of other packages once, and not 10 ms long for each config."""
+    monkeypatch.setattr("baton_engine.config.families.entry_points", cache(entry_points))
+
+
+@pytest.mark.parametrize("architecture", BUILT_IN)
+def test_a_changed_field_is_read_as_by_transformers_or_named_in_the_error(
+    architecture: str,
+) -> None:
+    found = []
+    for config, field, value in cases_of(architecture):
+        wrong = complaint(config, field, value)
+        if wrong:
+            shown = "removed" if value is REMOVED else repr(value)[:40]
+            found.append(f"{'.'.join(field)} {shown}: {wrong}")
+    assert not found, f"{len(found)} cases:\n" + "\n".join(found)
+
+
+@pytest.mark.parametrize("architecture", BUILT_IN)
+def test_a_size_that_is_read_and_fits_no_machine_ends_in_the_error_about_memory(
+    architecture: str,
+) -> None:
+    config = json.loads((folders_of(architecture)[0] / "config.json").read_text())
+    with pytest.raises(SettingsError, match=r"does not fit: weights .* GiB"):
+        serve({**config, "vocab_size": 2**31 - 1})
+
+
+def complaint(config: Json, field: Field, value: Any) -> str | None:
+    """What is wrong about how `config` is read with another `value` of the field."""
+    other = changed(config, field, value)
+    try:
+        served = serve(other)
+    except (ModelError, SettingsError) as error:
+        text = str(error)
+        clear = field[-1] in text or "does not fit" in text
+        return None if clear and "\n" not in text and len(text) < 600 else text
+    except Exception as error:
+        return repr(error)
+    theirs = transformers_config(config["model_type"], other)
+    if theirs is None and type(value) is int and value < 10**300:
+        # It refuses integers where it wants floats.
+        theirs = transformers_config(config["model_type"], changed(config, field, float(value)))
+    if theirs is None:
+        return None if served == serve(config) else "served, and refused by transformers"
+    # Its default is an id of some tokenizer.
+    written = {**theirs.to_dict(), "eos_token_id": other.get("eos_token_id")}
+    try:
+        again = serve(written)
+    except (ModelError, SettingsError) as error:
+        return f"served, and as transformers writes it: {error}"
+    if served != again:
+        return f"served as {served}, and transformers reads {written}"
+    for ours, key in NAMES.items():
+        if hasattr(theirs, key) and getattr(served, ours) != getattr(theirs, key):
+            return f"{ours} is {getattr(served, ours)}, and {key} {getattr(theirs, key)}"
+    return None
+
+
+@pytest.mark.parametrize("file", ["generation_config.json", "config.json"])
+@pytest.mark.parametrize("value", [0, 7, [], [7], [3, 0, 7]])
+def test_eos_ids_are_read_from_both_files(value: Any, file: str) -> None:
+    assert eos_ids_of(file, value) == tuple(value if isinstance(value, list) else [value])
+
+
+@pytest.mark.parametrize("file", ["generation_config.json", "config.json"])
+@pytest.mark.parametrize(
+    "value", [True, -1, 10**12, 2.0, math.nan, "2", ["2"], [None], [[2]], [2.5], [-1], {"id": 2}]
+)
+def test_what_is_no_eos_id_is_named_in_the_error(value: Any, file: str) -> None:
+    with pytest.raises(ModelError, match=rf"^{file}: eos_token_id is .*; expected a token id"):
+        eos_ids_of(file, value)
+
+
+def eos_ids_of(file: str, value: Any) -> tuple[int, ...]:
+    config = json.loads((folders_of("LlamaForCausalLM")[0] / "config.json").read_text())
+    if file == "config.json":
+        return config_of({**config, "eos_token_id": value}, {}).eos_ids
+    return config_of(config, {"eos_token_id": value}).eos_ids
