@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from baton_engine.config.config_json import read_json
+from baton_engine.config.engine_config import ModelImpl
 from baton_engine.config.model_config import ModelConfig
 from baton_engine.errors import ModelError, UnsupportedModel
 
@@ -29,6 +30,9 @@ BUILT_IN: Mapping[str, str] = {
     "Qwen2ForCausalLM": "baton_engine.models.qwen2:FAMILY",
     "Qwen3ForCausalLM": "baton_engine.models.qwen3.config:FAMILY",
 }
+
+# The Family of every other architecture that transformers knows.
+BRIDGE = "baton_engine.models.bridge.config:FAMILY"
 
 Json = Mapping[str, Any]
 
@@ -81,8 +85,8 @@ def find_family(architecture: str) -> Family | None:
     return family
 
 
-def read_config(folder: Path) -> ModelConfig:
-    """Read the config of a model folder. Raises ModelError if the folder or its config.json is
+def read_config(folder: Path, impl: ModelImpl = "auto") -> ModelConfig:
+    """Read the config of a model folder. `impl` is the value of --model-impl. Raises ModelError if the folder or its config.json is
     missing or invalid, and UnsupportedModel for an unsupported architecture or value."""
     if not folder.is_dir():
         raise ModelError(f"model folder {folder} does not exist; give a Hugging Face folder")
@@ -90,7 +94,7 @@ def read_config(folder: Path) -> ModelConfig:
         raise ModelError(f"model folder {folder} has no config.json; give a Hugging Face folder")
     values = read_json(folder / "config.json")
     generation = read_json(folder / "generation_config.json")
-    architecture, family = _family_of(values)
+    architecture, family = _family_of(values, impl)
     config = family.read({**values, "architectures": [architecture]}, generation)
     if config.num_heads % config.num_kv_heads:
         raise UnsupportedModel(
@@ -102,13 +106,16 @@ def read_config(folder: Path) -> ModelConfig:
     return config.limited_to(None)
 
 
-def _family_of(values: dict[str, Any]) -> tuple[str, Family]:
-    """The first supported architecture of a config.json, and its family."""
+def _family_of(values: dict[str, Any], impl: ModelImpl) -> tuple[str, Family]:
+    """The first supported architecture of a config.json, and its family. The bridge is the family
+    of those that have none of their own."""
     named = values.get("architectures") or []
-    for name in named:
+    for name in () if impl == "transformers" else named:
         family = find_family(name)
         if family is not None:
             return name, family
+    if named and impl != "baton":
+        return str(named[0]), EntryPoint(name="bridge", value=BRIDGE, group=GROUP).load()
     raise UnsupportedModel(
         f"architecture {', '.join(map(str, named)) or '(none named)'} is not supported; "
         f"supported: {', '.join(_architectures())}"

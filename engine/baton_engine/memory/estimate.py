@@ -62,6 +62,8 @@ def measured_bytes(*, reserved: int, step: int, free: int, room: MemoryBudget) -
 
 def count_weights(config: ModelConfig) -> int:
     """Number of parameters of this model."""
+    if config.bridge is not None:
+        return config.bridge.weights
     hidden, width = config.hidden_size, config.head_dim
     queries, keys = config.num_heads * width, config.num_kv_heads * width
     layer = hidden * (2 * queries + 2 * keys + 3 * config.intermediate_size)
