@@ -39,6 +39,7 @@ from baton_engine.runner.forward import forward_steps
 from baton_engine.runner.model_runner import TorchRunner
 from baton_engine.runner.plan import EnginePlan, make_plan
 from baton_engine.runner.profile_run import PROFILE_BLOCKS, profile
+from baton_engine.runner.state_check import blocks_needed, check_state
 from baton_engine.runner.warm_up import counting, describe, warm_all
 from baton_engine.weights.digest import check_unchanged, file_states, tensor_digests
 from baton_engine.weights.dummy import dummy_digests, fill_slots
@@ -71,6 +72,8 @@ def build_torch(
         model = _load_model(settings, plan)
         if weights_there:
             check_unchanged(settings.model, states)
+        if plan.config.bridge is not None:
+            _check_state(plan, model)
         plan = _profiled(plan, model)
         runner = _runner(plan, model)
         if plan.exact and not runner.exact:
@@ -181,6 +184,13 @@ def _load_bridged(settings: TorchSettings, plan: EnginePlan, slots: WeightSlots)
     )
     folder = None if settings.load_format == "dummy" else settings.model
     return load_bridged(plan.config, slots, folder)
+
+
+def _check_state(plan: EnginePlan, model: Model) -> None:
+    memory = TorchMemory(plan.layout, blocks_needed(plan.layout), plan.device)
+    runner = TorchRunner(model, memory, _attention(plan, memory))
+    config = plan.config
+    check_state(runner, plan.layout, config.architecture, config.vocab_size)
 
 
 def _profiled(plan: EnginePlan, model: Model) -> EnginePlan:

@@ -86,8 +86,9 @@ def find_family(architecture: str) -> Family | None:
 
 
 def read_config(folder: Path, impl: ModelImpl = "auto") -> ModelConfig:
-    """Read the config of a model folder. `impl` is the value of --model-impl. Raises ModelError if the folder or its config.json is
-    missing or invalid, and UnsupportedModel for an unsupported architecture or value."""
+    """Read the config of a model folder. `impl` is the value of --model-impl. Raises ModelError if
+    the folder or its config.json is missing or invalid, and UnsupportedModel for an unsupported
+    architecture or value."""
     if not folder.is_dir():
         raise ModelError(f"model folder {folder} does not exist; give a Hugging Face folder")
     if not (folder / "config.json").is_file():

@@ -14,7 +14,12 @@ from baton_engine.config.engine_config import TorchSettings
 from baton_engine.interface import Row
 from baton_protocol.ids import BlockId
 from tests.support.engines.exactness import Tally, compare, compare_all, reference
-from tests.support.engines.tiny_models import MORE_MODELS, TINY_MODELS, prompt_of
+from tests.support.engines.tiny_models import (
+    BRIDGE_MODELS,
+    MORE_MODELS,
+    TINY_MODELS,
+    prompt_of,
+)
 from tests.support.engines.torch_engines import ask, decode_alone, generate_ids, small_engine
 
 NEW_TOKENS = 40  # after a wrong block
@@ -22,7 +27,8 @@ BLOCK = 16
 CHUNK = 32
 LENGTHS = (1, BLOCK - 1, BLOCK, BLOCK + 1, CHUNK - 1, CHUNK, CHUNK + 1, 600)
 PROMPTS = [prompt_of(length, seed=seed) for length in LENGTHS for seed in (1, 2)]
-ALL_MODELS = [*TINY_MODELS, *MORE_MODELS]
+ALL_MODELS = [*TINY_MODELS, *MORE_MODELS, *BRIDGE_MODELS]
+ALL_KINDS = [*TINY_MODELS, *BRIDGE_MODELS]
 MAIN = (
     "llama-gqa4",
     "llama3-rope",
@@ -31,6 +37,8 @@ MAIN = (
     "qwen3-window",
     "phi3-partial-window",
     "gemma2",
+    "gpt2",
+    "cohere2",
 )
 
 Report = Callable[[str, object], None]
@@ -62,7 +70,7 @@ def test_ids_equal_those_of_transformers_cold_warm_alone_and_in_a_batch(
     tally.check()
 
 
-@pytest.mark.parametrize(("name", "overlap"), with_and_without_overlap(TINY_MODELS))
+@pytest.mark.parametrize(("name", "overlap"), with_and_without_overlap(ALL_KINDS))
 def test_ids_equal_those_of_transformers_with_7_tokens_per_step(
     name: str, overlap: str, tiny_model: Callable[[str], Path], record_property: Report
 ) -> None:
@@ -73,7 +81,7 @@ def test_ids_equal_those_of_transformers_with_7_tokens_per_step(
     tally.check()
 
 
-@pytest.mark.parametrize(("name", "overlap"), with_and_without_overlap(TINY_MODELS))
+@pytest.mark.parametrize(("name", "overlap"), with_and_without_overlap(ALL_KINDS))
 def test_ids_equal_those_of_transformers_when_requests_are_preempted(
     name: str, overlap: str, tiny_model: Callable[[str], Path], record_property: Report
 ) -> None:

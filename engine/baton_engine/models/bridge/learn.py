@@ -91,7 +91,7 @@ def learn(source: Source) -> Learned:
 
 
 def _on_meta(source: Source) -> torch.nn.Module:
-    make = AutoModelForCausalLM.from_config
+    make: Any = AutoModelForCausalLM.from_config
     try:
         with torch.device("meta"):
             # Grouped products of experts exist in bfloat16 alone.
@@ -253,9 +253,7 @@ def _even(layers: list[AttentionSpec], source: Source) -> tuple[AttentionSpec, .
 def _widest(module: torch.nn.Module, backbone: str, source: Source) -> int:
     """Numbers that a token takes in the widest MLP, for the memory estimate."""
     inner = module.get_submodule(backbone)
-    widths = [
-        parameter.shape[-2:] for parameter in inner.parameters() if 2 <= parameter.dim() <= 3
-    ]
+    widths = [parameter.shape[-2:] for parameter in inner.parameters() if 2 <= parameter.dim() <= 3]
     vocab = module.get_input_embeddings().weight.shape[0]  # type: ignore[operator]
     widest = max(max(shape) for shape in widths if vocab not in shape)
     chosen = getattr(source.text, "num_experts_per_tok", None)

@@ -9,6 +9,8 @@ Shapes: T tokens of the step, O and I a linear's output and input size.
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 from transformers.pytorch_utils import Conv1D
 
@@ -34,7 +36,8 @@ class PackedLinear(torch.nn.Module):
 
 
 def pack_linears(module: torch.nn.Module, slots: WeightSlots) -> None:
-    head = module.get_output_embeddings()  # type: ignore[operator]
+    layers: Any = module
+    head = layers.get_output_embeddings()
     for name, parent in list(module.named_modules()):
         for child_name, child in list(parent.named_children()):
             if type(child) not in (torch.nn.Linear, Conv1D):
@@ -47,7 +50,7 @@ def pack_linears(module: torch.nn.Module, slots: WeightSlots) -> None:
             setattr(parent, child_name, packed)
 
 
-def _packed(layer: torch.nn.Module, name: str, slots: WeightSlots) -> PackedLinear:
+def _packed(layer: Any, name: str, slots: WeightSlots) -> PackedLinear:
     weight, bias = layer.weight.detach(), layer.bias
     weight_OI = weight.t().contiguous() if isinstance(layer, Conv1D) else weight
     return PackedLinear(slots, name, weight_OI, None if bias is None else bias.detach())

@@ -62,8 +62,8 @@ def refused(architecture: str, why: str) -> UnsupportedModel:
 def find_source(architecture: str, values: str) -> Source:
     """`values` is the config.json as JSON. Raises UnsupportedModel, or ModelError for values that
     transformers refuses."""
-    read: dict[str, Any] = json.loads(values)
-    kind = read.get("model_type")
+    read: dict[str, Any] = json.loads(values, object_hook=_number)
+    kind = str(read.get("model_type"))
     if read.pop("auto_map", None) and kind not in CONFIG_MAPPING:
         raise refused(architecture, "its code is in its folder (auto_map), which Baton never runs")
     if kind not in CONFIG_MAPPING:
@@ -124,6 +124,11 @@ def _rope_lengths(text: PreTrainedConfig, length: int) -> list[int]:
         for part in parts
         if part.get("rope_type") in LENGTH_ROPES
     ]
+
+
+def _number(values: dict[str, Any]) -> Any:
+    """transformers writes an infinite number as an object."""
+    return float(values["__float__"]) if values.keys() == {"__float__"} else values
 
 
 def _line(error: Exception) -> str:

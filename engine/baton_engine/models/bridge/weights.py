@@ -32,14 +32,15 @@ def load_module(
     """Raises WeightsError."""
     if (folder / ADAPTER).exists():
         raise WeightsError(f"{folder} holds an adapter ({ADAPTER}), which is not supported")
-    transformers_logging.disable_progress_bar()  # Baton shows its own
+    transformers_logging.disable_progress_bar()  # type: ignore[no-untyped-call]  # ours is enough
     try:
-        module, found = source.model_class.from_pretrained(
+        load: Any = source.model_class.from_pretrained
+        module, found = load(
             folder,
             config=source.config,
             dtype=dtype,
             attn_implementation=NAME,
-            generation_config=GenerationConfig(),
+            generation_config=GenerationConfig(),  # type: ignore[no-untyped-call]
             local_files_only=True,
             use_safetensors=True,
             trust_remote_code=False,
@@ -55,7 +56,7 @@ def load_module(
 
 def random_module(source: Source, dtype: torch.dtype, device: torch.device) -> torch.nn.Module:
     """Norms of 1, biases of 0, and all other weights from N(0, STD^2)."""
-    make = AutoModelForCausalLM.from_config
+    make: Any = AutoModelForCausalLM.from_config
     module: torch.nn.Module = make(source.config, attn_implementation=NAME, dtype=dtype)
     module.eval().to(device)
     noise = torch.Generator(device).manual_seed(SEED)
@@ -70,9 +71,7 @@ def random_module(source: Source, dtype: torch.dtype, device: torch.device) -> t
 
 def _check(found: Any, folder: Path, source: Source) -> None:
     for name, ours, theirs in sorted(found["mismatched_keys"]):
-        raise WeightsError(
-            f"{name} has shape {list(ours)}; the config asks for {list(theirs)}"
-        )
+        raise WeightsError(f"{name} has shape {list(ours)}; the config asks for {list(theirs)}")
     _refuse(found["missing_keys"], f"{folder} lacks")
     complaint = f"{folder} holds tensors that {source.architecture} has no use for:"
     _refuse(found["unexpected_keys"], complaint)
