@@ -162,7 +162,13 @@ def test_settings_that_the_bridge_cannot_keep_are_refused(
         small_engine(tiny_model("gpt2"), **settings)
 
 
-@pytest.mark.parametrize("name", BRIDGE_MODELS)
+@pytest.mark.parametrize(
+    "name",
+    [
+        pytest.param(name, marks=() if name == "phimoe" else pytest.mark.long)
+        for name in BRIDGE_MODELS
+    ],
+)
 def test_the_estimate_counts_every_weight(name: str, tiny_model: TinyModel) -> None:
     """The checkpoint has each weight once, and none that is tied to another."""
     from safetensors import safe_open

@@ -38,7 +38,6 @@ MAIN = (
     "phi3-partial-window",
     "gemma2",
     "gpt2",
-    "cohere2",
 )
 
 Report = Callable[[str, object], None]

@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 import torch
 
+from baton_engine.config.engine_config import ModelImpl
 from baton_engine.config.families import (
     BUILT_IN,
     GROUP,
@@ -17,7 +18,6 @@ from baton_engine.config.families import (
     find_family,
     read_config,
 )
-from baton_engine.config.engine_config import ModelImpl
 from baton_engine.config.model_config import ModelConfig
 from baton_engine.errors import ModelError, UnsupportedModel
 from baton_engine.layers.parameter import WeightSlots

@@ -39,8 +39,8 @@ class BridgeModel:
         backbone: Any = module.get_submodule(config.bridge.backbone)
         self._backbone = backbone.forward
         backbone.forward = self._given
-        # The last result of the backbone, whose type the model expects.
-        self._output: Any = None
+        # The type of the backbone's results, which the model expects.
+        self._result_type: Any = None
         self._hidden_1SD: torch.Tensor | None = None
 
     def keep_rope(self, positions: int) -> None:
@@ -51,11 +51,12 @@ class BridgeModel:
     ) -> torch.Tensor:
         """Compute the hidden states [T, D], and write the tokens' KV."""
         self._calls.begin(attention)
-        self._output = self._backbone(
+        result = self._backbone(
             input_ids=tokens_T.long()[None], position_ids=positions_T.long()[None], use_cache=False
         )
         self._calls.end()
-        hidden_TD: torch.Tensor = self._output.last_hidden_state[0]
+        self._result_type = type(result)
+        hidden_TD: torch.Tensor = result.last_hidden_state[0]
         return hidden_TD
 
     def logits(self, hidden_SD: torch.Tensor) -> torch.Tensor:
@@ -68,7 +69,7 @@ class BridgeModel:
 
     def _given(self, *_: Any, **__: Any) -> Any:
         """In place of the backbone's forward()."""
-        return type(self._output)(last_hidden_state=self._hidden_1SD)
+        return self._result_type(last_hidden_state=self._hidden_1SD)
 
 
 def load_bridged(config: ModelConfig, slots: WeightSlots, folder: Path | None) -> BridgeModel:

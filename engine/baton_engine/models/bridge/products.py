@@ -38,8 +38,11 @@ class PackedLinear(torch.nn.Module):
 def pack_linears(module: torch.nn.Module, slots: WeightSlots) -> None:
     layers: Any = module
     head = layers.get_output_embeddings()
-    for name, parent in list(module.named_modules()):
-        for child_name, child in list(parent.named_children()):
+    # Names, because a list of the modules would keep the weights.
+    for name in [name for name, _ in module.named_modules()]:
+        parent = module.get_submodule(name)
+        for child_name in [child_name for child_name, _ in parent.named_children()]:
+            child = parent.get_submodule(child_name)
             if type(child) not in (torch.nn.Linear, Conv1D):
                 continue  # a subclass may compute something else
             is_head = child is head

@@ -75,8 +75,8 @@ def _check(found: Any, folder: Path, source: Source) -> None:
     _refuse(found["missing_keys"], f"{folder} lacks")
     complaint = f"{folder} holds tensors that {source.architecture} has no use for:"
     _refuse(found["unexpected_keys"], complaint)
-    if found.get("conversion_errors"):
-        raise WeightsError(f"{folder}: {found['conversion_errors']}")
+    if found["error_msgs"]:
+        raise WeightsError(f"{folder}: {' '.join(found['error_msgs'])}")
 
 
 def _refuse(names: Iterable[str], complaint: str) -> None:
