@@ -72,8 +72,6 @@ def build_torch(
         model = _load_model(settings, plan)
         if weights_there:
             check_unchanged(settings.model, states)
-        if plan.config.bridge is not None:
-            _check_state(plan, model)
         plan = _profiled(plan, model)
         runner = _runner(plan, model)
         if plan.exact and not runner.exact:
@@ -183,14 +181,11 @@ def _load_bridged(settings: TorchSettings, plan: EnginePlan, slots: WeightSlots)
         plan.config.architecture,
     )
     folder = None if settings.load_format == "dummy" else settings.model
-    return load_bridged(plan.config, slots, folder)
-
-
-def _check_state(plan: EnginePlan, model: Model) -> None:
+    model = load_bridged(plan.config, slots, folder)
     memory = TorchMemory(plan.layout, blocks_needed(plan.layout), plan.device)
     runner = TorchRunner(model, memory, _attention(plan, memory))
-    config = plan.config
-    check_state(runner, plan.layout, config.architecture, config.vocab_size)
+    check_state(runner, plan.layout, plan.config, model.expected)
+    return model
 
 
 def _profiled(plan: EnginePlan, model: Model) -> EnginePlan:

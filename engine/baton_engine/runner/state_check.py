@@ -1,18 +1,19 @@
-"""Check that the only state of a model's sequences is their KV.
+"""Check that a model which Baton does not know is computed as by its own code.
 
-In: a runner of a model that Baton does not know, and the layout of its KV. Out: nothing, or
-UnsupportedModel. Two sequences are computed whole and alone, and again in pieces and in one step
-with each other. A model that keeps more than KV, lets a token see tokens of another sequence, or
-ignores positions gives other log-probabilities in pieces. The blocks that it writes must belong to
-no request.
+In: a runner of the model, and what its own code expects. Out: nothing, or UnsupportedModel. The
+runner computes two sequences in pieces and in one step with each other; the model's own code, whole
+and alone, without a cache. A model that keeps more than KV, lets a token see tokens of another
+sequence, ignores positions or attends in a way of its own gives other log-probabilities. The blocks
+that the runner writes must belong to no request.
 """
 
 from __future__ import annotations
 
 import random
 import statistics
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
+from baton_engine.config.model_config import ModelConfig
 from baton_engine.errors import UnsupportedModel
 from baton_engine.interface import PromptAsk, Row, Runner
 from baton_protocol.ids import BlockId
@@ -21,8 +22,7 @@ from baton_protocol.layout import KVLayout
 # Numbers of tokens of each sequence's pieces.
 PIECES = ((13, 1, 10), (6, 7, 1))
 # Median difference of log-probabilities, in nats, up to which two computations are the same up to
-# rounding. Rounding moved them by up to 1e-4 in float32 and 0.1 in bfloat16; a model that ignores
-# the pieces before, by 1 and more.
+# rounding.
 TOLERANCES = {"float32": 0.01, "bfloat16": 0.5}
 
 
@@ -30,16 +30,22 @@ def blocks_needed(layout: KVLayout) -> int:
     return sum(_blocks(layout, sum(pieces)) for pieces in PIECES)
 
 
-def check_state(runner: Runner, layout: KVLayout, architecture: str, vocab_size: int) -> None:
-    """`runner` has blocks_needed() blocks."""
+def check_state(
+    runner: Runner,
+    layout: KVLayout,
+    config: ModelConfig,
+    expected: Callable[[Sequence[int]], Sequence[float]],
+) -> None:
+    """`runner` has blocks_needed() blocks. `expected` gives the log-probability of each token of a
+    sequence after the tokens before it, without that of the first."""
     draw, first = random.Random(0), 1
     sequences = []
     for pieces in PIECES:
         count = _blocks(layout, sum(pieces))
         blocks = [BlockId(number) for number in range(first, first + count)]
-        sequences.append(([draw.randrange(vocab_size) for _ in range(sum(pieces))], blocks))
+        sequences.append(([draw.randrange(config.vocab_size) for _ in range(sum(pieces))], blocks))
         first += count
-    whole = [_logprobs(runner, [_row(*each, 0, len(each[0]))])[0] for each in sequences]
+    whole = [expected(tokens) for tokens, _ in sequences]
     parts: list[list[float]] = [[] for _ in sequences]
     starts = [0] * len(sequences)
     for step in zip(*PIECES, strict=True):
@@ -50,17 +56,16 @@ def check_state(runner: Runner, layout: KVLayout, architecture: str, vocab_size:
         for part, found in zip(parts, _logprobs(runner, rows), strict=True):
             part += found
         starts = [start + count for start, count in zip(starts, step, strict=True)]
-    # The tokens of the first pieces depend on nothing before them.
     apart = [
         abs(one - other)
-        for one_L, other_L, pieces in zip(whole, parts, PIECES, strict=True)
-        for one, other in zip(one_L[pieces[0] :], other_L[pieces[0] :], strict=True)
+        for one_L, other_L in zip(whole, parts, strict=True)
+        for one, other in zip(one_L, other_L, strict=True)
     ]
     if not statistics.median(apart) <= TOLERANCES[layout.dtype]:  # NaN is no answer either
         raise UnsupportedModel(
-            f"architecture {architecture} cannot be served by transformers: a sequence that is"
-            f" computed in pieces differs from the whole by {statistics.median(apart):.2g} nats, so"
-            " its tokens depend on more than the KV before them"
+            f"architecture {config.architecture} cannot be served by transformers: over the paged"
+            f" cache, log-probabilities differ by {statistics.median(apart):.2g} from those without"
+            " a cache, so its tokens depend on more than the KV before them"
         )
 
 

@@ -264,19 +264,26 @@ class OtherState:
 
     def _result(self, row: Row) -> RowResult:
         targets = () if row.prompt is None else row.prompt.targets
-        lost = self._leak if row.start else 0.0
+        lost = self._leak if row.start else 0.0  # in all pieces but the first
         return RowResult(
             prompt=tuple(PositionLogprobs(TokenLogprob(id, -1.0 - lost)) for id in targets)
         )
 
 
 @pytest.mark.parametrize(("leak", "refused"), [(1e-4, False), (0.3, True), (float("nan"), True)])
-def test_a_model_whose_state_is_more_than_kv_is_refused(leak: float, refused: bool) -> None:
+def test_a_model_whose_state_is_more_than_kv_is_refused(
+    leak: float, refused: bool, tiny_model: TinyModel
+) -> None:
     layout = KVLayout(
         *(2, 2, 16, 16, "float32", 2),
     )
     runner: Any = OtherState(leak)
+    config = read_config(tiny_model("gpt2"))
+
+    def expected(tokens: Sequence[int]) -> list[float]:
+        return [-1.0] * (len(tokens) - 1)
+
     if not refused:
-        return check_state(runner, layout, "NewForCausalLM", 320)
+        return check_state(runner, layout, config, expected)
     with pytest.raises(UnsupportedModel, match="depend on more than the KV before them"):
-        check_state(runner, layout, "NewForCausalLM", 320)
+        check_state(runner, layout, config, expected)

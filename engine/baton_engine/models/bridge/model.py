@@ -11,6 +11,7 @@ Shapes: T tokens of the step, D hidden size, S rows to sample, V vocabulary.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +20,7 @@ import torch
 from baton_engine.attention.interface import StepAttention
 from baton_engine.config.model_config import ModelConfig
 from baton_engine.layers.parameter import WeightSlots
-from baton_engine.models.bridge.attention import CALLS, StepCalls
+from baton_engine.models.bridge.attention import CALLS, NAME, StepCalls
 from baton_engine.models.bridge.products import pack_linears
 from baton_engine.models.bridge.source import find_source
 from baton_engine.models.bridge.weights import load_module, random_module
@@ -35,7 +36,8 @@ class BridgeModel:
         pack_linears(module, slots)
         for each in module.modules():
             setattr(each, CALLS, self._calls)
-        self._module = module
+        self._module: Any = module
+        self._device = slots.device
         backbone: Any = module.get_submodule(config.bridge.backbone)
         self._backbone = backbone.forward
         backbone.forward = self._given
@@ -66,6 +68,21 @@ class BridgeModel:
         logits_SV: torch.Tensor = self._module(input_ids=tokens_1S, use_cache=False).logits[0]
         self._hidden_1SD = None
         return logits_SV.float()
+
+    @torch.inference_mode()
+    def expected(self, tokens: Sequence[int]) -> list[float]:
+        """The log-probability of each token after those before it, without that of the first, as
+        transformers computes it with its own attention and without a cache."""
+        tokens_1T = torch.tensor([tokens], device=self._device)
+        self._module.set_attn_implementation("eager")
+        try:
+            result = self._backbone(input_ids=tokens_1T, use_cache=False)
+        finally:
+            self._module.set_attn_implementation(NAME)
+        self._result_type = type(result)
+        scores_TV = self.logits(result.last_hidden_state[0, :-1]).log_softmax(-1)
+        found: list[float] = scores_TV.gather(1, tokens_1T[0, 1:, None])[:, 0].tolist()
+        return found
 
     def _given(self, *_: Any, **__: Any) -> Any:
         """In place of the backbone's forward()."""
