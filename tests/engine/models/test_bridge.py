@@ -274,9 +274,7 @@ class OtherState:
 def test_a_model_whose_state_is_more_than_kv_is_refused(
     leak: float, refused: bool, tiny_model: TinyModel
 ) -> None:
-    layout = KVLayout(
-        *(2, 2, 16, 16, "float32", 2),
-    )
+    layout = KVLayout(2, 2, 16, 16, "float32", 2)
     runner: Any = OtherState(leak)
     config = read_config(tiny_model("gpt2"))
 

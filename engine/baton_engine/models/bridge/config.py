@@ -30,8 +30,8 @@ DROPPED_KEYS = frozenset(
         "transformers_weights",
     }
 )
-# An embedding may be built with it, so it is no NO_KV_KEY here.
-KEPT_KEYS = frozenset({"pad_token_id"})
+# transformers checks these ids against the vocabulary, and may build an embedding with the last.
+KEPT_KEYS = frozenset({"bos_token_id", "eos_token_id", "pad_token_id"})
 
 
 def read(values: Mapping[str, Any], generation: Mapping[str, Any]) -> ModelConfig:
