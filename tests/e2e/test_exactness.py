@@ -78,7 +78,7 @@ SHORT = [
 # Models that transformers' code computes; one with windows in some layers.
 BRIDGED = [
     Cell("gpt2", (1, 1), pieces=False, tight=False, overlap=False, host=False),
-    Cell("cohere2", (1, 1), pieces=False, tight=True, overlap=True, host=True),
+    Cell("cohere2", (1, 1), pieces=True, tight=False, overlap=True, host=True),
     Cell("phimoe", (2, 2), pieces=False, tight=False, overlap=False, host=False),
 ]
 
