@@ -1,4 +1,5 @@
-"""Baton's engine on a CPU, beside vLLM's CPU build and transformers' generate in the same run.
+"""Baton's engine on a CPU, beside vLLM's CPU build and transformers' generate in the same run, and
+beside itself with transformers' code for the model (--model-impl transformers).
 
 Workloads: `standard`, 16 prompts of 64-256 random ids with 64 new tokens each; `decode-heavy`, 32
 prompts of 32 ids with 256 new tokens; `shared-prefix`, 16 prompts of 64 ids after 1,000 common
@@ -40,7 +41,7 @@ from benchmarks.support.engine.cpu_workloads import (
     save_model,
 )
 
-RIVALS = ("vllm", "batch", "one-by-one")
+RIVALS = ("vllm", "bridge", "batch", "one-by-one")
 DTYPES = ("float32", "bfloat16")
 
 
@@ -114,6 +115,8 @@ def make_sides(folder: Path, options: argparse.Namespace) -> list[Side]:
     dtype = options.dtype[0]
     if "vllm" in rivals and vllm_takes_part(asked=options.rivals is not None):
         sides.append(Vllm(folder, dtype, options.threads))
+    if "bridge" in rivals:
+        sides.append(Baton(folder, dtype, options.threads, budget, model_impl="transformers"))
     if "batch" in rivals:
         sides.append(Transformers(folder, dtype, batch=True))
     if "one-by-one" in rivals:

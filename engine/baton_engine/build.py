@@ -31,7 +31,7 @@ from baton_engine.layers.ops import TORCH_OPS, Ops
 from baton_engine.layers.parameter import WeightSlots
 from baton_engine.memory.host_memory import free_memory
 from baton_engine.memory.malloc import keep_freed_memory
-from baton_engine.models.decoder import Decoder
+from baton_engine.models.model import Model
 from baton_engine.models.registry import build_model
 from baton_engine.progress import ProgressLine
 from baton_engine.runner.cuda_card import CudaCard
@@ -39,6 +39,7 @@ from baton_engine.runner.forward import forward_steps
 from baton_engine.runner.model_runner import TorchRunner
 from baton_engine.runner.plan import EnginePlan, make_plan
 from baton_engine.runner.profile_run import PROFILE_BLOCKS, profile
+from baton_engine.runner.state_check import blocks_needed, check_state
 from baton_engine.runner.warm_up import counting, describe, warm_all
 from baton_engine.weights.digest import check_unchanged, file_states, tensor_digests
 from baton_engine.weights.dummy import dummy_digests, fill_slots
@@ -118,7 +119,7 @@ def _plan(settings: TorchSettings, free: Callable[[], int | None]) -> EnginePlan
     return replace(plan, config=plan.config.limited_to(settings.max_model_len))
 
 
-def _canonical(plan: EnginePlan, model: Decoder) -> str:
+def _canonical(plan: EnginePlan, model: Model) -> str:
     """The config's part of the fingerprint. Nodes with --batch-invariant exchange KV only with
     nodes that compute the same bits: KV of other arithmetic would change theirs."""
     canonical = plan.config.canonical()
@@ -144,7 +145,7 @@ def _digests(settings: TorchSettings, plan: EnginePlan) -> list[TensorDigest]:
     )
 
 
-def _load_model(settings: TorchSettings, plan: EnginePlan) -> Decoder:
+def _load_model(settings: TorchSettings, plan: EnginePlan) -> Model:
     torch.set_num_threads(plan.threads)
     for cache in PRODUCT_CACHES:
         os.environ.setdefault(cache, PRODUCTS_KEPT)
@@ -158,6 +159,8 @@ def _load_model(settings: TorchSettings, plan: EnginePlan) -> Decoder:
         method_of=linear_methods(plan.kernels, exact=plan.exact),
         exact_rows=plan.demand.max_batched_tokens if plan.exact else None,
     )
+    if plan.config.bridge is not None:
+        return _load_bridged(settings, plan, slots)
     model = build_model(plan.config, slots)
     if settings.load_format == "dummy":
         fill_slots(slots)
@@ -169,7 +172,23 @@ def _load_model(settings: TorchSettings, plan: EnginePlan) -> Decoder:
     return model
 
 
-def _profiled(plan: EnginePlan, model: Decoder) -> EnginePlan:
+def _load_bridged(settings: TorchSettings, plan: EnginePlan, slots: WeightSlots) -> Model:
+    # Imported here, because transformers may be missing.
+    from baton_engine.models.bridge.model import load_bridged
+
+    logger.info(
+        "%s is computed by transformers' code, which is slower than a family of Baton's own",
+        plan.config.architecture,
+    )
+    folder = None if settings.load_format == "dummy" else settings.model
+    model = load_bridged(plan.config, slots, folder)
+    memory = TorchMemory(plan.layout, blocks_needed(plan.layout), plan.device)
+    runner = TorchRunner(model, memory, _attention(plan, memory))
+    check_state(runner, plan.layout, plan.config, model.expected)
+    return model
+
+
+def _profiled(plan: EnginePlan, model: Model) -> EnginePlan:
     """The plan after the largest step has run, on CUDA."""
     if plan.device.type != "cuda":
         return plan
@@ -178,7 +197,7 @@ def _profiled(plan: EnginePlan, model: Decoder) -> EnginePlan:
     return profile(plan, runner, CudaCard(plan.device))
 
 
-def _runner(plan: EnginePlan, model: Decoder) -> TorchRunner:
+def _runner(plan: EnginePlan, model: Model) -> TorchRunner:
     memory = TorchMemory(plan.layout, plan.num_blocks, plan.device)
     attention = _attention(plan, memory)
     forward = forward_steps(

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.support.engines.tiny_models import BRIDGE_MODELS
 from tests.support.pools.processes import SIM, Cluster
 
 # Slow enough that faults hit between two steps, and not in the middle of one.
@@ -18,6 +19,7 @@ SHORT_DRAIN = "--drain-timeout=0.05"
 # The wait of those rows that freeze only an engine.
 STALL = "--stall-timeout=4"
 TORCH_MODEL = "llama-gqa4"
+EXACT = ("--batch-invariant", "on")
 
 
 @pytest.fixture(scope="session")
@@ -41,15 +43,18 @@ def pool() -> Iterator[Cluster]:
 
 
 @pytest.fixture(scope="module")
-def torch_folder(tiny_model: Callable[[str], Path], request: pytest.FixtureRequest) -> Path:
+def torch_model(request: pytest.FixtureRequest) -> str:
     """A test may name another model as the fixture's parameter."""
-    return tiny_model(getattr(request, "param", TORCH_MODEL))
+    model: str = getattr(request, "param", TORCH_MODEL)
+    return model
 
 
 @pytest.fixture(scope="module")
-def torch_flags(torch_folder: Path) -> list[str]:
+def torch_flags(torch_model: str, tiny_model: Callable[[str], Path]) -> list[str]:
+    bridged = torch_model in BRIDGE_MODELS
+    arithmetic = ["--dtype", "float32"] if bridged else ["--dtype", "bfloat16", *EXACT]
     return [
-        *("--model", str(torch_folder), "--dtype", "bfloat16", "--batch-invariant", "on"),
+        *("--model", str(tiny_model(torch_model)), *arithmetic),
         *("--threads", "1", "--chunk-blocks", "1", "--kv-blocks", "400"),
     ]
 

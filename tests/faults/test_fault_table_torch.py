@@ -1,6 +1,7 @@
 """A few rows of the fault table on the torch engine, with a tiny model in bfloat16.
 
 The nodes run with --batch-invariant on, so ids and log-probabilities must be the undisturbed ones.
+So must the ids of a model that transformers' code computes, in float32.
 """
 
 from __future__ import annotations
@@ -44,6 +45,13 @@ LONG: tuple[Row, ...] = (
 )
 
 
+BRIDGED: tuple[Row, ...] = (
+    Row("decode", "mid-stream", "kill", "greedy"),
+    Row("decode", "parked", "kill", "greedy"),
+    Row("prefill", "half published", "kill", "greedy"),
+)
+
+
 @pytest.mark.parametrize(
     "row",
     [*SHORT, *(pytest.param(row, marks=pytest.mark.long) for row in LONG)],
@@ -56,8 +64,17 @@ def test_a_fault_changes_no_answer_of_a_real_model(
 
 
 @pytest.mark.long
-@pytest.mark.parametrize("torch_folder", EXPERT_MODELS, indirect=True)
+@pytest.mark.parametrize("torch_model", EXPERT_MODELS, indirect=True)
 def test_a_killed_decode_node_changes_no_answer_of_a_model_with_experts(
     torch_pool: Cluster, torch_undisturbed: Cluster
 ) -> None:
     run_row(torch_pool, KILLED_DECODE, torch_undisturbed, sizes=SIZES)
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("torch_model", ["cohere2"], indirect=True)
+@pytest.mark.parametrize("row", BRIDGED, ids=str)
+def test_a_fault_changes_no_answer_of_a_model_without_a_family(
+    row: Row, torch_pool: Cluster, torch_undisturbed: Cluster
+) -> None:
+    run_row(torch_pool, row, torch_undisturbed, sizes=SIZES)

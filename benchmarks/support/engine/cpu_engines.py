@@ -16,7 +16,7 @@ from typing import Any, Protocol
 import torch
 
 from baton_engine.build import build_torch
-from baton_engine.config.engine_config import BatchInvariant, DType, TorchSettings
+from baton_engine.config.engine_config import BatchInvariant, DType, ModelImpl, TorchSettings
 from baton_protocol.ids import RequestId
 from baton_protocol.request import Request
 from baton_protocol.sampling import SamplingParams
@@ -48,10 +48,12 @@ class Baton:
         dtype: DType,
         threads: int,
         max_batched_tokens: int | None,
-        batch_invariant: BatchInvariant,
+        batch_invariant: BatchInvariant = "auto",
+        model_impl: ModelImpl = "auto",
     ) -> None:
         exact = ", batch-invariant" if batch_invariant == "on" else ""
-        self.name = f"baton, {dtype}{exact}"
+        bridge = ", bridge" if model_impl == "transformers" else ""
+        self.name = f"baton, {dtype}{exact}{bridge}"
         self._threads = threads
         self._engine = build_torch(
             TorchSettings(
@@ -60,6 +62,7 @@ class Baton:
                 threads=threads,
                 max_batched_tokens=max_batched_tokens,
                 batch_invariant=batch_invariant,
+                model_impl=model_impl,
             )
         )
 

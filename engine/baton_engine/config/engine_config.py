@@ -29,6 +29,7 @@ Kernels = Literal["auto", "torch", "triton"]
 Overlap = Literal["auto", "on", "off"]
 BatchInvariant = Literal["auto", "on", "off"]
 LoadFormat = Literal["auto", "dummy"]
+ModelImpl = Literal["auto", "baton", "transformers"]
 DEVICE_CHOICES = ("cpu", "cuda", "cuda:N")
 _DEVICE = re.compile(r"cpu|cuda(:\d+)?", re.ASCII)
 
@@ -116,6 +117,11 @@ class EngineConfig:
         "auto",
         "compute a token's bits from the tokens before it alone, whatever the batch; auto: on with"
         " cpu, off with cuda, where its cost is not yet measured",
+    )
+    model_impl: ModelImpl = option(
+        "auto",
+        "whose code computes the model; auto: Baton's own for its model families, transformers' for"
+        " all others",
     )
     verify_weights: bool = option(
         False, "hash the weights again at the start, even if .baton-digests.json has their digests"

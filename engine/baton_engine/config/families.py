@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from baton_engine.config.config_json import CONFIG, GENERATION, ConfigFields, read_json, shown
+from baton_engine.config.engine_config import ModelImpl
 from baton_engine.config.layer_counts import DECODER, LayerCounts
 from baton_engine.config.model_config import ModelConfig
 from baton_engine.errors import ModelError, UnsupportedModel
@@ -38,6 +39,9 @@ BUILT_IN: Mapping[str, str] = {
     "Qwen3ForCausalLM": "baton_engine.models.qwen3:FAMILY",
     "Qwen3MoeForCausalLM": "baton_engine.models.qwen3_moe:FAMILY",
 }
+
+# The Family of every other architecture that transformers knows.
+BRIDGE = "baton_engine.models.bridge.config:FAMILY"
 
 Json = Mapping[str, Any]
 
@@ -92,20 +96,21 @@ def find_family(architecture: str) -> Family | None:
     return family
 
 
-def read_config(folder: Path) -> ModelConfig:
-    """Read the config of a model folder. Raises ModelError if the folder or its config.json is
-    missing or invalid, and UnsupportedModel for an unsupported architecture or value."""
+def read_config(folder: Path, impl: ModelImpl = "auto") -> ModelConfig:
+    """Read the config of a model folder. `impl` is the value of --model-impl. Raises ModelError if
+    the folder or its config.json is missing or invalid, and UnsupportedModel for an unsupported
+    architecture or value."""
     if not folder.is_dir():
         raise ModelError(f"model folder {folder} does not exist; give a Hugging Face folder")
     if not (folder / CONFIG).is_file():
         raise ModelError(f"model folder {folder} has no config.json; give a Hugging Face folder")
-    return config_of(read_json(folder / CONFIG), read_json(folder / GENERATION))
+    return config_of(read_json(folder / CONFIG), read_json(folder / GENERATION), impl)
 
 
-def config_of(values: Json, generation: Json) -> ModelConfig:
+def config_of(values: Json, generation: Json, impl: ModelImpl = "auto") -> ModelConfig:
     """The config in the content of a config.json and a generation_config.json; raises as
     read_config() does."""
-    architecture, family = _family_of(values)
+    architecture, family = _family_of(values, impl)
     config = family.read({**values, "architectures": [architecture]}, generation)
     if config.num_heads % config.num_kv_heads:
         raise UnsupportedModel(
@@ -117,13 +122,16 @@ def config_of(values: Json, generation: Json) -> ModelConfig:
     return config.limited_to(None)
 
 
-def _family_of(values: Json) -> tuple[str, Family]:
-    """The first supported architecture of a config.json, and its family."""
+def _family_of(values: Json, impl: ModelImpl) -> tuple[str, Family]:
+    """The first supported architecture of a config.json, and its family. The bridge is the family
+    of those that have none of their own."""
     named = ConfigFields(values).texts("architectures") or []
-    for name in named:
+    for name in () if impl == "transformers" else named:
         family = find_family(name)
         if family is not None:
             return name, family
+    if named and impl != "baton":
+        return str(named[0]), EntryPoint(name="bridge", value=BRIDGE, group=GROUP).load()
     raise UnsupportedModel(
         f"architectures {shown(named) if named else '(none named)'} is not supported; "
         f"supported: {', '.join(_architectures())}"

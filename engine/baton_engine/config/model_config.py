@@ -89,6 +89,22 @@ class AttentionSpec:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class BridgeConfig:
+    """A model that transformers' code computes (see `models.bridge`).
+
+    `version` is that of transformers, `values` the config.json as transformers reads it, `weights`
+    the number of parameters, and `backbone` the name of the module that computes hidden states.
+    `layers` has one entry per call of attention, in the order of the calls.
+    """
+
+    version: str
+    values: str
+    backbone: str
+    weights: int
+    layers: tuple[AttentionSpec, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class ModelConfig:
     """A decoder-only model. `dtype` is the checkpoint's.
 
@@ -129,12 +145,15 @@ class ModelConfig:
     latent: LatentConfig | None = None  # num_kv_heads and head_dim are then those of latent rows
     clip_qkv: float | None = None  # q, k and v are at most this and at least minus this
     unused_tensors: tuple[str, ...] = ()
+    bridge: BridgeConfig | None = None
     # Keys of config.json that the family does not read, and their values as canonical JSON.
     unread: tuple[tuple[str, str], ...] = ()
 
     @property
     def attention(self) -> tuple[AttentionSpec, ...]:
         """One entry per layer."""
+        if self.bridge is not None:
+            return self.bridge.layers
         windows = self.windows or (None,) * self.num_layers
         scale = self.attention_scale
         return tuple(

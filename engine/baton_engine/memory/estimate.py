@@ -66,6 +66,8 @@ def measured_bytes(*, reserved: int, step: int, free: int, room: MemoryBudget) -
 @lru_cache
 def count_weights(config: ModelConfig) -> int:
     """Number of parameters of this model."""
+    if config.bridge is not None:
+        return config.bridge.weights
     hidden, counts = config.hidden_size, _counts_of(config)
     layers = sum(counts.weights(config, layer) for layer in range(config.num_layers))
     heads = 1 if config.tied else 2

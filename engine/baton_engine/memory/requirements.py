@@ -54,7 +54,11 @@ def demand_of(
         dtype=dtype,
         device=device,
         kernels=kernels,
-        graphs=device == "cuda" and kernels == "triton" and not settings.enforce_eager,
+        # transformers' code may ask the device for a number, which no graph can record.
+        graphs=device == "cuda"
+        and kernels == "triton"
+        and not settings.enforce_eager
+        and config.bridge is None,
         max_batched_tokens=settings.max_batched_tokens or batched_tokens(dtype, card),
         max_num_seqs=settings.max_num_seqs,
         max_model_len=wanted,

@@ -21,7 +21,7 @@ import torch
 from baton_engine.attention.interface import AttentionBackend, StepArrays, StepBatch
 from baton_engine.config.buckets import SHORT_ROW, buckets
 from baton_engine.kv.kv_pool import TorchMemory
-from baton_engine.models.decoder import Decoder
+from baton_engine.models.model import Model
 from baton_engine.runner.input_batch import HostArrays, StepInput
 from baton_engine.runner.input_buffers import StepShape, idle, pad, to_device
 from baton_engine.runner.lines import Lines, divide
@@ -82,7 +82,7 @@ class Forward:
 
     def __init__(
         self,
-        model: Decoder,
+        model: Model,
         memory: TorchMemory,
         attention: AttentionBackend,
         *,
@@ -187,7 +187,7 @@ def eager_steps(max_model_len: int, *, graphs: bool) -> list[Lengths]:
 
 
 def forward_steps(
-    model: Decoder,
+    model: Model,
     memory: TorchMemory,
     attention: AttentionBackend,
     *,

@@ -28,7 +28,7 @@ from baton_engine.errors import OutOfMemory
 from baton_engine.interface import ComputedStep, Launched, Row, RowResult, Sampled
 from baton_engine.kv.kv_pool import TorchMemory
 from baton_engine.kv.staging import stage
-from baton_engine.models.decoder import Decoder
+from baton_engine.models.model import Model
 from baton_engine.runner.forward import Forward
 from baton_engine.runner.input_batch import InputBatch, StepInput
 from baton_engine.sampling.logprobs import Logprobs, logprobs_of
@@ -43,7 +43,7 @@ LAUNCHES = 2
 class TorchRunner:
     def __init__(
         self,
-        model: Decoder,
+        model: Model,
         memory: TorchMemory,
         attention: AttentionBackend,
         forward: Forward | None = None,

@@ -70,7 +70,7 @@ def make_plan(
     """Raises SettingsError or ModelError with a one-line message. `free` returns the free host
     memory in bytes, or None if it is unknown."""
     settings.check()
-    config = read_config(settings.model)
+    config = read_config(settings.model, settings.model_impl)
     if settings.load_format != "dummy":
         weight_files(settings.model)
     cuda_devices = torch.cuda.device_count()
@@ -96,13 +96,22 @@ def make_plan(
         threads=settings.threads or len(os.sched_getaffinity(0)),
         kernels=kernels,
         overlap=settings.overlap == "on" or (settings.overlap == "auto" and device.type == "cuda"),
-        exact=_exact(settings, device, kernels),
+        exact=_exact(settings, config, device, kernels),
     )
 
 
-def _exact(settings: TorchSettings, device: torch.device, kernels: Kernels) -> bool:
+def _exact(
+    settings: TorchSettings, config: ModelConfig, device: torch.device, kernels: Kernels
+) -> bool:
     """Whether to build an engine whose bits do not depend on the batch. With `auto`, on a CPU,
     where it costs almost nothing."""
+    if config.bridge is not None:
+        if settings.batch_invariant == "on":
+            raise SettingsError(
+                f"--batch-invariant on: {config.architecture} is computed by transformers' code,"
+                " whose products depend on the batch; use --batch-invariant auto"
+            )
+        return False
     if settings.batch_invariant == "auto":
         exact = device.type == "cpu" and kernels == "torch"
         why = "it costs almost nothing on a CPU" if exact else "its cost is not measured"

@@ -15,6 +15,7 @@ from baton_engine.interface import Row
 from baton_protocol.ids import BlockId
 from tests.support.engines.exactness import Tally, compare, compare_all, reference
 from tests.support.engines.tiny_models import (
+    BRIDGE_MODELS,
     EACH_FAMILY,
     EXPERT_MODELS,
     MORE_MODELS,
@@ -28,7 +29,8 @@ BLOCK = 16
 CHUNK = 32
 LENGTHS = (1, BLOCK - 1, BLOCK, BLOCK + 1, CHUNK - 1, CHUNK, CHUNK + 1, 600)
 PROMPTS = [prompt_of(length, seed=seed) for length in LENGTHS for seed in (1, 2)]
-ALL_MODELS = [*TINY_MODELS, *MORE_MODELS, *EXPERT_MODELS]
+ALL_MODELS = [*TINY_MODELS, *MORE_MODELS, *EXPERT_MODELS, *BRIDGE_MODELS]
+ALL_KINDS = [*EACH_FAMILY, *BRIDGE_MODELS]
 MAIN = (
     "llama-gqa4",
     "llama3-rope",
@@ -40,6 +42,7 @@ MAIN = (
     "gpt-oss",
     "glm4-moe",
     "deepseek-v3",
+    "gpt2",
 )
 
 Report = Callable[[str, object], None]
@@ -73,7 +76,7 @@ def test_ids_equal_those_of_transformers_cold_warm_alone_and_in_a_batch(
 
 
 @pytest.mark.shows("chunked")
-@pytest.mark.parametrize(("name", "overlap"), with_and_without_overlap(EACH_FAMILY))
+@pytest.mark.parametrize(("name", "overlap"), with_and_without_overlap(ALL_KINDS))
 def test_ids_equal_those_of_transformers_with_7_tokens_per_step(
     name: str, overlap: str, tiny_model: Callable[[str], Path], record_property: Report
 ) -> None:
@@ -85,7 +88,7 @@ def test_ids_equal_those_of_transformers_with_7_tokens_per_step(
 
 
 @pytest.mark.shows("preempted")
-@pytest.mark.parametrize(("name", "overlap"), with_and_without_overlap(EACH_FAMILY))
+@pytest.mark.parametrize(("name", "overlap"), with_and_without_overlap(ALL_KINDS))
 def test_ids_equal_those_of_transformers_when_requests_are_preempted(
     name: str, overlap: str, tiny_model: Callable[[str], Path], record_property: Report
 ) -> None:

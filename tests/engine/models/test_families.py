@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 import torch
 
+from baton_engine.config.engine_config import ModelImpl
 from baton_engine.config.families import (
     BUILT_IN,
     GROUP,
@@ -84,9 +85,9 @@ def packages(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Packag
         sys.modules.pop(module, None)
 
 
-def read(folder: Path, architecture: str) -> ModelConfig:
+def read(folder: Path, architecture: str, impl: ModelImpl = "auto") -> ModelConfig:
     (folder / "config.json").write_text(json.dumps({**CONFIG, "architectures": [architecture]}))
-    return read_config(folder)
+    return read_config(folder, impl)
 
 
 @pytest.mark.parametrize("architecture", BUILT_IN)
@@ -101,7 +102,7 @@ def test_the_error_for_an_unknown_architecture_lists_all_families(
 ) -> None:
     packages.install("new_family", "NewForCausalLM")
     with pytest.raises(UnsupportedModel) as error:
-        read(tmp_path, "GPT2LMHeadModel")
+        read(tmp_path, "GPT2LMHeadModel", "baton")
     supported = sorted([*BUILT_IN, "NewForCausalLM"])
     assert f"supported: {', '.join(supported)}" in str(error.value)
 

@@ -479,6 +479,77 @@ EACH_FAMILY = (
         if each.kind not in {tiny.kind for tiny in TINY_MODELS.values()}
     ),
 )
+# Architectures without a family here, which transformers' code computes.
+BRIDGE_MODELS: dict[str, Tiny] = {
+    # Learned positions; tied; products whose weights are transposed in the checkpoint.
+    "gpt2": Tiny("gpt2", 0.2, {"n_embd": 64, "n_layer": 2, "n_head": 4}),
+    # Learned positions with an offset, ReLU, biases.
+    "opt": Tiny("opt", 0.2, {**_sizes(4, 4), "ffn_dim": 128, "word_embed_proj_dim": 64}),
+    # Parallel residuals, partial rope, one tensor for q, k and v, another name of the head.
+    "gpt-neox": Tiny("gpt_neox", 0.2, {**_sizes(4, 4), "rotary_pct": 0.5}),
+    # Parallel residuals behind one LayerNorm, a head with a bias.
+    "phi": Tiny("phi", 0.2, _sizes(4, 2)),
+    # Parallel residuals, LayerNorm without bias, scaled logits, interleaved rope.
+    "cohere": Tiny("cohere", 0.2, {**_sizes(4, 2), "logit_scale": 0.25}),
+    # The same with windows in three layers of four, and no rope in the fourth.
+    "cohere2": Tiny("cohere2", 0.2, {**_sizes(4, 2, layers=4), "sliding_window": 40}),
+    # LayerNorm, partial rope.
+    "stablelm": Tiny("stablelm", 0.2, _sizes(4, 2)),
+    # LayerNorm, biases, a window in each layer, one MLP without a gate.
+    "starcoder2": Tiny("starcoder2", 0.2, {**_sizes(4, 1), "sliding_window": 40}),
+    # One head of keys and values for all heads of queries.
+    "gpt-bigcode": Tiny("gpt_bigcode", 0.2, {"n_embd": 64, "n_layer": 2, "n_head": 4}),
+    # Norms of 1 + weight, scaled embeddings, large heads.
+    "gemma": Tiny("gemma", 0.2, {**_sizes(4, 1), "head_dim": 32}, embed_std=0.03),
+    # Two ropes, windows in all layers but one, norms of q and k.
+    "gemma3": Tiny(
+        "gemma3_text",
+        0.2,
+        {
+            **_sizes(4, 2, layers=3),
+            "head_dim": 24,
+            "sliding_window": 40,
+            "layer_types": ["sliding_attention", "full_attention", "sliding_attention"],
+        },
+        embed_std=0.03,
+    ),
+    # Norms after attention and MLP, norms of all of q and k.
+    "olmo2": Tiny("olmo2", 0.2, _sizes(4, 2)),
+    # Multipliers of embeddings, residuals, scores and logits.
+    "granite": Tiny(
+        "granite",
+        0.2,
+        {
+            **_sizes(4, 2),
+            "embedding_multiplier": 3.0,
+            "residual_multiplier": 0.5,
+            "attention_multiplier": 0.1,
+            "logits_scaling": 2.0,
+        },
+    ),
+    # Rope in three layers of four.
+    "smollm3": Tiny("smollm3", 0.2, _sizes(4, 2, layers=4)),
+    # Interleaved rope in pairs.
+    "ernie4.5": Tiny("ernie4_5", 0.2, _sizes(4, 2)),
+    "helium": Tiny("helium", 0.2, {**_sizes(4, 2), "head_dim": 16}),
+    # Values of another head size than keys.
+    "minicpm3": Tiny(
+        "minicpm3",
+        0.2,
+        {
+            **_sizes(4, 4),
+            "q_lora_rank": 24,
+            "kv_lora_rank": 16,
+            "qk_nope_head_dim": 16,
+            "qk_rope_head_dim": 8,
+            "v_head_dim": 16,
+        },
+    ),
+    # Experts, whose checkpoint has other tensors than the model.
+    "phimoe": Tiny(
+        "phimoe", 0.2, {**_sizes(4, 2), "num_local_experts": 4, "num_experts_per_tok": 2}
+    ),
+}
 
 
 def prompt_of(length: int, *, seed: int = 0) -> list[int]:
@@ -489,7 +560,7 @@ def prompt_of(length: int, *, seed: int = 0) -> list[int]:
 
 def make_tiny_model(name: str, root: Path = CACHE) -> Path:
     """Return the folder of model `name`, built if it is missing. Safe in parallel processes."""
-    spec = {**TINY_MODELS, **MORE_MODELS, **EXPERT_MODELS}[name]
+    spec = {**TINY_MODELS, **MORE_MODELS, **EXPERT_MODELS, **BRIDGE_MODELS}[name]
     import transformers
 
     key = json.dumps([RECIPE, transformers.__version__, name, asdict(spec)], sort_keys=True)
@@ -528,7 +599,8 @@ def _save_model(spec: Tiny, folder: Path, *, seed: str) -> None:
     noise = torch.Generator().manual_seed(random.Random(seed).getrandbits(32))
     with torch.no_grad():
         for name, parameter in model.named_parameters():
-            center = 1.0 if "norm" in name else 0.0
+            norm = ("norm" in name or ".ln_" in name) and name.endswith("weight")
+            center = 1.0 if norm else 0.0
             std = spec.embed_std if spec.embed_std and "embed_tokens" in name else spec.std
             parameter.normal_(center, std, generator=noise)
         for name, buffer in model.named_buffers():

@@ -13,7 +13,7 @@ import math
 from collections.abc import Mapping
 from typing import Any
 
-from baton_engine.config.config_json import ConfigFields, read_head_dim
+from baton_engine.config.config_json import ConfigFields
 from baton_engine.config.dense import Dense
 from baton_engine.config.families import Family
 from baton_engine.config.model_config import RopeConfig
