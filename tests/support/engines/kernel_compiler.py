@@ -144,7 +144,7 @@ def attend(dtype: str, dim: int, limits: dict[str, Any], exact: bool) -> None:
         step.attend(0, *qkv, sinks_N=sinks_N)
 
 
-LATENT_SHAPE = Shape(heads=16, kv_heads=1, dim=576, value_dim=512, latent=True)
+LATENT_SHAPE = Shape(heads=64, kv_heads=1, dim=576, value_dim=512, latent=True)
 
 
 def attend_latent(dtype: str, exact: bool) -> None:
@@ -165,7 +165,8 @@ def attend_latent(dtype: str, exact: bool) -> None:
         batch = batch_of(rows, layout)
         tokens = len(batch.host.tokens_T)
         q, k = (
-            torch.zeros(tokens, count, shape.dim, dtype=TORCH_DTYPES[dtype]) for count in (16, 1)
+            torch.zeros(tokens, count, shape.dim, dtype=TORCH_DTYPES[dtype])
+            for count in (shape.heads, 1)
         )
         attention.begin(batch).attend(0, q, k, None)
 
