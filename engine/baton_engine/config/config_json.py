@@ -69,6 +69,17 @@ class ConfigFields:
             raise self.wrong(key, values, f"a list of which each item is {POSITIVE}")
         return tuple(map(float, values))
 
+    def integers(self, key: str, *, least: int = 1) -> tuple[int, ...]:
+        """() if the key is missing."""
+        values = self._values.get(key)
+        if values is None:
+            return ()
+        if not isinstance(values, list) or not all(
+            _is_integer(each) and least <= each <= MOST_INTEGER for each in values
+        ):
+            raise self.wrong(key, values, f"a list of integers from {least} to {MOST_INTEGER}")
+        return tuple(values)
+
     def flag(self, key: str, default: bool) -> bool:
         value = self._get(key, default)
         if not isinstance(value, bool):
@@ -108,20 +119,6 @@ class ConfigFields:
 
     def wrong(self, key: str, value: object, expected: str) -> ModelError:
         return ModelError(f"{self._file}: {key} is {shown(value)}; expected {expected}")
-
-    def integers(self, key: str, *, least: int = 1) -> tuple[int, ...]:
-        """() if the key is missing."""
-        value = self._values.get(key)
-        value = [] if value is None else value
-        if not isinstance(value, list):
-            raise ModelError(f"config.json: {key} is {value!r}; expected a list of integers")
-        return tuple(ConfigFields({key: item}).integer(key, least=least) for item in value)
-
-    def flag(self, key: str, default: bool) -> bool:
-        value = self._get(key, default)
-        if not isinstance(value, bool):
-            raise ModelError(f"config.json: {key} is {value!r}; expected true or false")
-        return value
 
     def _get(self, key: str, default: float | None) -> Any:
         value = self._values.get(key, default)
