@@ -64,8 +64,9 @@ PROGRAMS_PER_PROCESSOR = 4
 # Stored parts of a row that are loaded at a time.
 JOIN_STAGES = tl.constexpr(4)
 # The most query heads that one program computes with latent rows: more sums of 512 numbers do not
-# fit the registers. With more heads, several programs read the same rows.
-MOST_LATENT = 64
+# fit the registers, and with `exact` there are two of each. With more heads, several programs read
+# the same rows.
+MOST_LATENT, EXACT_MOST_LATENT = 64, 16
 FLOAT32_BYTES = 4
 LOG2_E = tl.constexpr(1.4426950408889634)
 
@@ -139,9 +140,9 @@ def paged_attention(
     (_, kv_heads, block_size, _), value_dim = k_PKBH.shape, v_PKBV.shape[3]
     latent = k_PKBH.data_ptr() == v_PKBV.data_ptr()
     rest, head_step = dim - value_dim, k_PKBH.stride(1)
-    if latent and heads // kv_heads > MOST_LATENT:
+    if latent:
         assert kv_heads == 1, "latent rows of several kv heads"
-        kv_heads, head_step = latent_parts(heads), 0
+        kv_heads, head_step = latent_parts(heads, exact=exact), 0
     first = value_dim if latent else dim
     num_rows, group = rows.lengths_R.shape[0], heads // kv_heads
     dims = max(first, value_dim)
@@ -197,9 +198,10 @@ def paged_attention(
         _join[(num_rows, heads)](*results, *where, enable_fp_fusion=not exact, **fixed)
 
 
-def latent_parts(heads: int) -> int:
+def latent_parts(heads: int, *, exact: bool) -> int:
     """The number of equal parts, each for a program, of the query heads of a latent layer."""
-    return next(parts for parts in range(-(-heads // MOST_LATENT), heads + 1) if heads % parts == 0)
+    least = -(-heads // (EXACT_MOST_LATENT if exact else MOST_LATENT))
+    return next(parts for parts in range(least, heads + 1) if heads % parts == 0)
 
 
 @dataclass(frozen=True, slots=True)
@@ -229,7 +231,8 @@ def tile_shape(
     warps = 4 if dim <= 128 else 8
     least, key_bytes, stages = QUERIES, KEY_BYTES, STAGES
     if exact:
-        least, stages = EXACT_QUERIES, ONE_TOKEN_STAGES
+        least = EXACT_QUERIES if dim <= 256 else EXACT_MOST_LATENT
+        stages = ONE_TOKEN_STAGES
     elif one_token:
         least, key_bytes, stages, warps = LEAST_DOT, ONE_TOKEN_KEY_BYTES, tile.stages, tile.warps
     if item_bytes == 4:  # no tensor cores: larger tiles overflow into memory
@@ -506,8 +509,24 @@ def _attend(
         for at in range(tile, stop, SPLIT):
             last = tl.minimum(at + SPLIT, stop)
             part_top_Q, part_sum_Q, part_acc_QE = _attend_tiles(
-                *(at, last, *keys, *pages, BLOCK, K_SLOT, V_SLOT, CAPPED),
-                *(QUERIES, DIM, DIM_P, VALUE, VALUE_P, REST, REST_P, LATENT, WINDOW, KEYS),
+                at,
+                last,
+                *keys,
+                *pages,
+                BLOCK,
+                K_SLOT,
+                V_SLOT,
+                CAPPED,
+                QUERIES,
+                DIM,
+                DIM_P,
+                VALUE,
+                VALUE_P,
+                REST,
+                REST_P,
+                LATENT,
+                WINDOW,
+                KEYS,
             )
             if divided:
                 where_Q = part_Q + at // SPLIT
@@ -518,8 +537,24 @@ def _attend(
             acc_QE = acc_QE * decay_Q[:, None] + part_acc_QE * weight_Q[:, None]
     else:
         top_Q, sum_Q, acc_QE = _attend_tiles(
-            *(tile, stop, *keys, *pages, BLOCK, K_SLOT, V_SLOT, CAPPED),
-            *(QUERIES, DIM, DIM_P, VALUE, VALUE_P, REST, REST_P, LATENT, WINDOW, KEYS),
+            tile,
+            stop,
+            *keys,
+            *pages,
+            BLOCK,
+            K_SLOT,
+            V_SLOT,
+            CAPPED,
+            QUERIES,
+            DIM,
+            DIM_P,
+            VALUE,
+            VALUE_P,
+            REST,
+            REST_P,
+            LATENT,
+            WINDOW,
+            KEYS,
         )
         if divided:
             _store_part(*to, part_Q + program, live_QE, top_Q, sum_Q, acc_QE, GROUP, VALUE)

@@ -80,15 +80,18 @@ def attend(shape: Shape, rows: Rows, constants: Constants) -> Bytes:
     sinks of their rows."""
     key = shape.kv_heads * shape.kept * shape.item
     query, result = (shape.heads * size * shape.item for size in (shape.dim, shape.value))
+    # Query heads of latent rows may be divided among programs, each of which loads the rows.
+    group = constants.get("GROUP", shape.heads // shape.kv_heads)
+    parts = shape.heads // shape.kv_heads // group
     moved = floor = 0
     for count in rows.counts:
-        step = constants["QUERIES"] * shape.kv_heads // shape.heads
+        step = constants["QUERIES"] // group
         for first in range(0, count, step):
             tokens = min(step, count - first)
             end = rows.keys - count + first + tokens
             keys = _seen(end - tokens, end, constants)
             used, stored = _parts(end, constants) if count == 1 else (1, 0)
-            moved += keys * (key + shape.kv_heads * INT32) + used * tokens * query
+            moved += parts * keys * (key + shape.kv_heads * INT32) + used * tokens * query
             moved += _part(shape) * stored if stored else tokens * result
             if constants["SINKS"] and not stored:
                 moved += constants["QUERIES"] * shape.kv_heads * FLOAT32

@@ -49,6 +49,7 @@ from baton_engine.layers.triton_matmul import FIXED_TILE, FIXED_TILE_HEAD, STORE
 from baton_engine.runner.input_buffers import StepShape, pad, to_device
 from baton_engine.sampling.metadata import draws_of
 from baton_protocol.ids import BlockId
+from baton_protocol.layout import LATENT, KVField, KVLayout
 from baton_protocol.sampling import SamplingParams
 from tests.support.engines.attention_specs import batch_of
 from tests.support.engines.demands import kv_layout
@@ -143,6 +144,33 @@ def attend(dtype: str, dim: int, limits: dict[str, Any], exact: bool) -> None:
         step.attend(0, *qkv, sinks_N=sinks_N)
 
 
+LATENT_SHAPE = Shape(heads=64, kv_heads=1, dim=576, value_dim=512, latent=True)
+
+
+def attend_latent(dtype: str, exact: bool) -> None:
+    """Attention over latent rows of DeepSeek's sizes, and their store."""
+    shape = LATENT_SHAPE
+    field = KVField(LATENT, 1, shape.dim, dtype)
+    layout = KVLayout.of_fields((field,), num_layers=1, block_size=BLOCK, chunk_blocks=1)
+    spec = AttentionSpec(
+        num_heads=shape.heads,
+        num_kv_heads=1,
+        head_dim=shape.dim,
+        scale=0.1,
+        value_dim=shape.value,
+        latent=True,
+    )
+    attention = TritonAttention(TorchMemory(layout, 3, CPU), [spec], exact=exact)
+    for rows in STEPS:
+        batch = batch_of(rows, layout)
+        tokens = len(batch.host.tokens_T)
+        q, k = (
+            torch.zeros(tokens, count, shape.dim, dtype=TORCH_DTYPES[dtype])
+            for count in (shape.heads, 1)
+        )
+        attention.begin(batch).attend(0, q, k, None)
+
+
 def small_operations(shape: Shape) -> None:
     x = torch.zeros(3, shape.hidden, dtype=torch.bfloat16)
     OPS.add_norm(x, None, x[0], 1e-6)
@@ -214,33 +242,44 @@ LIMITS: dict[str, dict[str, Any]] = {"": {}, ", limited": {"window": 4096, "soft
 SINKS: dict[str, Any] = {"window": 128, "sinks": True}
 HEADS_OF_64 = Shape(dim=64)
 WIDE = Shape(hidden=4096, mlp=12_288)
-CASES = {
-    f"{dtype}, head_dim {dim}{limits}{', exact' if exact else ''}": Case(
-        partial(attend, dtype, dim, LIMITS[limits], exact),
-        Shape(dim=dim, item=TORCH_DTYPES[dtype].itemsize),
-    )
-    for dtype, dim, limits, exact in product(
-        ("bfloat16", "float32"), (64, 128, 256), LIMITS, (False, True)
-    )
-} | {
-    "bfloat16, head_dim 64, sinks": Case(
-        partial(attend, "bfloat16", 64, SINKS, False), HEADS_OF_64
-    ),
-    "bfloat16, head_dim 64, sinks, exact": Case(
-        partial(attend, "bfloat16", 64, SINKS, True), HEADS_OF_64
-    ),
-    "norms and activations": Case(partial(small_operations, SHAPE)),
-    "norms and activations of Qwen3-8B": Case(partial(small_operations, WIDE), WIDE),
-    "sampling": Case(sample),
-    "products of Qwen3-0.6B": Case(partial(multiply, "bfloat16", QWEN)),
-    "products in bfloat16": Case(partial(multiply, "bfloat16", [*WIDTHS, *BIASED])),
-    "products in float32": Case(partial(multiply, "float32", [*WIDTHS, *BIASED]), Shape(item=4)),
-    "experts of Qwen3-30B-A3B": Case(partial(compute_experts, "bfloat16", QWEN_MOE)),
-    "experts of gpt-oss-20b": Case(
-        partial(compute_experts, "bfloat16", GPT_OSS), Shape(chosen=GPT_OSS.chosen)
-    ),
-    "experts in float32": Case(partial(compute_experts, "float32", QWEN_MOE), Shape(item=4)),
-}
+CASES = (
+    {
+        f"{dtype}, head_dim {dim}{limits}{', exact' if exact else ''}": Case(
+            partial(attend, dtype, dim, LIMITS[limits], exact),
+            Shape(dim=dim, item=TORCH_DTYPES[dtype].itemsize),
+        )
+        for dtype, dim, limits, exact in product(
+            ("bfloat16", "float32"), (64, 128, 256), LIMITS, (False, True)
+        )
+    }
+    | {
+        f"latent rows in bfloat16{', exact' if exact else ''}": Case(
+            partial(attend_latent, "bfloat16", exact), LATENT_SHAPE
+        )
+        for exact in (False, True)
+    }
+    | {
+        f"bfloat16, head_dim 64, sinks{', exact' if exact else ''}": Case(
+            partial(attend, "bfloat16", 64, SINKS, exact), HEADS_OF_64
+        )
+        for exact in (False, True)
+    }
+    | {
+        "norms and activations": Case(partial(small_operations, SHAPE)),
+        "norms and activations of Qwen3-8B": Case(partial(small_operations, WIDE), WIDE),
+        "sampling": Case(sample),
+        "products of Qwen3-0.6B": Case(partial(multiply, "bfloat16", QWEN)),
+        "products in bfloat16": Case(partial(multiply, "bfloat16", [*WIDTHS, *BIASED])),
+        "products in float32": Case(
+            partial(multiply, "float32", [*WIDTHS, *BIASED]), Shape(item=4)
+        ),
+        "experts of Qwen3-30B-A3B": Case(partial(compute_experts, "bfloat16", QWEN_MOE)),
+        "experts of gpt-oss-20b": Case(
+            partial(compute_experts, "bfloat16", GPT_OSS), Shape(chosen=GPT_OSS.chosen)
+        ),
+        "experts in float32": Case(partial(compute_experts, "float32", QWEN_MOE), Shape(item=4)),
+    }
+)
 # Attention takes most of the time, so only one of the exact and one of the other cases.
 QUICK = {
     "bfloat16, head_dim 128, exact": 90,
