@@ -11,7 +11,7 @@ Rivals are transformers' implementations of experts: a loop (eager), `grouped_mm
 over 1 GiB.
 
 Two goals: 1.25 times as fast as the fastest of them; and steps of 1 to 32 tokens read their
-experts once each, at 0.7 times the speed of a sum over a large array. A sum reads as fast as
+experts once each, at 0.6 times the speed of a sum over a large array. A sum reads as fast as
 memory gives: a side that is half as fast as a sum can be beaten by 2 and no more.
 With `--threads 1` all times are the thread's CPU time, which other programs disturb least.
 """
@@ -37,7 +37,7 @@ from benchmarks.support.figures import Verdict, at_least, exit_code, machine, sp
 RIVALS = ("eager", "grouped_mm", "batched_mm")
 DTYPES = ("float32", "bfloat16")
 OURS = "baton"
-LEAST_RATIO, LEAST_BANDWIDTH = 1.25, 0.7
+LEAST_RATIO, LEAST_BANDWIDTH = 1.25, 0.6
 DECODE_TOKENS = 32  # steps with more are not bounded by memory
 MODEL_LAYERS = 16  # for tokens per second
 COPIES_BYTES = 1 << 30
