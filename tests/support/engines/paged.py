@@ -100,7 +100,7 @@ def pages_of(
 ) -> list[torch.Tensor]:
     """The views [P, K, B, size] of the parts of a pool [P, numbers of a block]."""
     parts = pool.split_with_sizes([kv_heads * block * size for size in sizes], dim=1)
-    return [part.unflatten(1, (kv_heads, block, -1)) for part in parts]
+    return [part.view(len(pool), kv_heads, block, -1) for part in parts]
 
 
 def assert_near(actual: torch.Tensor, expected: torch.Tensor) -> None:
