@@ -40,7 +40,7 @@ def read(values: Mapping[str, Any], generation: Mapping[str, Any]) -> ModelConfi
     if find_spec("transformers") is None:
         raise UnsupportedModel(
             f"architecture {architecture} is served by transformers' code, and transformers is not "
-            "installed; pip install 'baton-serve[bridge]'"
+            "installed; pip install '.[bridge]' in the checkout"
         )
     from baton_engine.models.bridge.learn import learn
     from baton_engine.models.bridge.source import find_source
