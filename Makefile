@@ -215,7 +215,7 @@ requirements: ## write what images install, with hashes, from pyproject.toml and
 	list operator/requirements.txt pyproject.toml --extra operator; \
 	list router/requirements.txt pyproject.toml --extra router --extra otel; \
 	list node/requirements-sim.txt pyproject.toml --extra serve --extra otel; \
-	list node/requirements.txt pyproject.toml --extra node --extra otel; \
+	list node/requirements.txt pyproject.toml --extra bridge --extra otel; \
 	sed -n 's/^requires = \[\(.*\)\]/\1/p' pyproject.toml | tr -d '"' | tr ',' '\n' \
 		| list requirements-build.txt -
 

@@ -167,7 +167,8 @@ def test_only_baton_is_installed_without_hashes(room: str) -> None:
             "https://torch.example/cpu",
             [
                 *("--extra-index-url", "https://torch.example/cpu"),
-                *("-c", "/constraints.txt", "safetensors", "torch"),
+                *("-c", "/constraints.txt", "llvmlite", "numba", "safetensors", "torch"),
+                "transformers",
             ],
         ),
     ],

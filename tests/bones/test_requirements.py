@@ -25,7 +25,7 @@ SOURCES: dict[str, list[str]] = {
     "operator/requirements.txt": ["baton-serve[operator]"],
     "router/requirements.txt": ["baton-serve[router,otel]"],
     "node/requirements-sim.txt": ["baton-serve[serve,otel]"],
-    "node/requirements.txt": ["baton-serve[node,otel]"],
+    "node/requirements.txt": ["baton-serve[bridge,otel]"],
     "requirements-build.txt": BUILD,
 }
 # The images' machine types. Only the minor version of Python counts: a base may be replaced.
