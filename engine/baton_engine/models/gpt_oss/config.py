@@ -24,7 +24,6 @@ from baton_engine.errors import UnsupportedModel
 DEFAULTS: Mapping[str, Any] = {
     "attention_bias": True,
     "num_experts_per_tok": 4,
-    "num_key_value_heads": 8,
     "num_local_experts": 128,
 }
 DEFAULT_THETA = 150000.0
@@ -58,6 +57,7 @@ def read_gpt_oss_experts(values: Mapping[str, Any]) -> ExpertsConfig:
         values,
         all_layers(values),
         count="num_local_experts",
+        alias="num_experts",
         size="intermediate_size",
         scoring="softmax_of_chosen",
         renormalize=False,
@@ -77,6 +77,7 @@ def read_gpt_oss_rope(values: Mapping[str, Any]) -> RopeConfig:
 
 DENSE = Dense(
     mlp_bias=False,
+    default_kv_heads=8,
     default_head_dim=64,
     default_eps=1e-5,
     windows=Windows("alternating", 128),
