@@ -40,7 +40,8 @@ def read_experts(
     that the family's config class knows, and `size` the key of the inner size. `others` are fields of the config whose values are
     fixed for a family, or which it has read. Raises ModelError."""
     fields = ConfigFields(values)
-    spelled = [key for key in (count, alias) if key is not None and key in values] or [count]
+    spelled = sorted(key for key in {count, alias} if key and values.get(key) is not None)
+    spelled = spelled or [alias if alias in values and count not in values else count]
     counts = {fields.integer(key) for key in spelled}
     if len(counts) > 1:
         raise ModelError(f"config.json: {' and '.join(spelled)} are {sorted(counts)}")
@@ -84,17 +85,17 @@ def _check(experts: ExpertsConfig, count_key: str) -> None:
     count, groups, top_groups = experts.num_experts, experts.groups, experts.top_groups
     if count % groups:
         raise ModelError(
-            f"config.json: {count_key} {count} is no multiple of n_group {groups}, the groups of "
-            "experts"
+            f"config.json: {count} experts cannot be divided into n_group {groups} groups; "
+            f"expected a {count_key} that is a multiple of it"
         )
     if top_groups > groups:
         raise ModelError(
-            f"config.json: topk_group is {top_groups}; expected at most n_group, {groups}"
+            f"config.json: topk_group {top_groups} is more than the n_group {groups} groups"
         )
     if groups > 1 and experts.group_score == "two_best" and count // groups < 2:
         raise ModelError(
-            f"config.json: n_group {groups} leaves one of {count_key} {count} experts in a group; "
-            "expected two or more"
+            f"config.json: n_group {groups} leaves one expert in a group; expected two or more "
+            f"({count_key} is {count})"
         )
     open_to_choice = count // groups * top_groups
     if experts.top_k > open_to_choice:
