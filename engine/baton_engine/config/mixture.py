@@ -40,8 +40,10 @@ def read_experts(
     that the family's config class knows, and `size` the key of the inner size. `others` are fields of the config whose values are
     fixed for a family, or which it has read. Raises ModelError."""
     fields = ConfigFields(values)
-    spelled = sorted(key for key in {count, alias} if key and values.get(key) is not None)
-    spelled = spelled or [alias if alias in values and count not in values else count]
+    spellings = sorted({count, alias or count})
+    spelled = [key for key in spellings if values.get(key) is not None]
+    # Without a number, the error names a key that is null, or else `count`.
+    spelled = spelled or [key for key in spellings if key in values][:1] or [count]
     counts = {fields.integer(key) for key in spelled}
     if len(counts) > 1:
         raise ModelError(f"config.json: {' and '.join(spelled)} are {sorted(counts)}")

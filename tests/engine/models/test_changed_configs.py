@@ -11,6 +11,7 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Iterator, Mapping
+from copy import deepcopy
 from dataclasses import replace
 from functools import cache
 from importlib.metadata import entry_points
@@ -116,11 +117,11 @@ def serve(config: Json) -> ModelConfig:
 
 
 def transformers_config(kind: str, config: Json) -> Any:
-    """transformers' reading; None if it refuses."""
+    """transformers' reading, which may change the object that it reads; None if it refuses."""
     from transformers import CONFIG_MAPPING
 
     try:
-        return CONFIG_MAPPING[kind].from_dict(config)
+        return CONFIG_MAPPING[kind].from_dict(deepcopy(config))
     except Exception:
         return None
 

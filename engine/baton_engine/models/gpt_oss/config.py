@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
-from baton_engine.config.config_json import DTYPES, ROPE_PARTS, ConfigFields
+from baton_engine.config.config_json import DTYPES, ConfigFields
 from baton_engine.config.dense import Dense
 from baton_engine.config.experts import ExpertsConfig
 from baton_engine.config.families import Family
@@ -68,9 +68,9 @@ def read_gpt_oss_experts(values: Mapping[str, Any]) -> ExpertsConfig:
 
 
 def read_gpt_oss_rope(values: Mapping[str, Any]) -> RopeConfig:
-    """yarn, if there are no rope settings."""
+    """yarn, if there are no rope settings. An empty `rope_parameters` means the default type."""
     filled = {"rope_theta": DEFAULT_THETA, **values}
-    if not any(values.get(part) for part in ROPE_PARTS):
+    if values.get("rope_parameters") is None and not values.get("rope_scaling"):
         filled["rope_parameters"] = DEFAULT_ROPE
     return read_rope(filled)
 
