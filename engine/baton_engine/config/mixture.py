@@ -37,8 +37,8 @@ def read_experts(
     **others: Any,
 ) -> ExpertsConfig:
     """The experts of the given layers. `count` is the key of their number, `alias` another spelling
-    that the family's config class knows, and `size` the key of the inner size. `others` are fields of the config whose values are
-    fixed for a family, or which it has read. Raises ModelError."""
+    that the family's config class knows, and `size` the key of the inner size. `others` are fields
+    of the config whose values are fixed for a family, or which it has read. Raises ModelError."""
     fields = ConfigFields(values)
     spellings = sorted({count, alias or count})
     spelled = [key for key in spellings if values.get(key) is not None]
