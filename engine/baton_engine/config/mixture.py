@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from baton_engine.config.config_json import ConfigFields
+from baton_engine.config.config_json import MOST_LAYERS, ConfigFields
 from baton_engine.config.dense import EXPERT_COUNTS
 from baton_engine.config.experts import ExpertsConfig
 from baton_engine.errors import ModelError
@@ -32,15 +32,19 @@ def read_experts(
     layers: tuple[bool, ...],
     *,
     count: str = "num_experts",
+    alias: str | None = None,
     size: str = "moe_intermediate_size",
     **others: Any,
 ) -> ExpertsConfig:
-    """The experts of the given layers. `count` is the key of their number, which may have another
-    spelling, and `size` that of the inner size. `others` are fields of the config whose values are
-    fixed for a family, or which it has read. Raises ModelError."""
+    """The experts of the given layers. `count` is the key of their number, `alias` another spelling
+    that the family's config class knows, and `size` the key of the inner size. `others` are fields
+    of the config whose values are fixed for a family, or which it has read. Raises ModelError."""
     fields = ConfigFields(values)
-    spelled = [key for key in EXPERT_COUNTS if values.get(key) is not None]
-    counts = {fields.integer(key) for key in spelled or [count]}
+    spellings = sorted({count, alias or count})
+    spelled = [key for key in spellings if values.get(key) is not None]
+    # Without a number, the error names a key that is null, or else `count`.
+    spelled = spelled or [key for key in spellings if key in values][:1] or [count]
+    counts = {fields.integer(key) for key in spelled}
     if len(counts) > 1:
         raise ModelError(f"config.json: {' and '.join(spelled)} are {sorted(counts)}")
     experts = ExpertsConfig(
@@ -50,12 +54,12 @@ def read_experts(
         layers=layers,
         **{"scoring": "softmax", **others},
     )
-    _check(experts)
+    _check(experts, " and ".join(spelled))
     return experts
 
 
 def all_layers(values: Mapping[str, Any]) -> tuple[bool, ...]:
-    return (True,) * ConfigFields(values).integer("num_hidden_layers")
+    return (True,) * _layers(values)
 
 
 def step_layers(values: Mapping[str, Any]) -> tuple[bool, ...]:
@@ -63,7 +67,7 @@ def step_layers(values: Mapping[str, Any]) -> tuple[bool, ...]:
     fields = ConfigFields(values)
     step = fields.integer("decoder_sparse_step", 1)
     dense = fields.integers("mlp_only_layers", least=0)
-    layers = range(fields.integer("num_hidden_layers"))
+    layers = range(_layers(values))
     return tuple(layer not in dense and (layer + 1) % step == 0 for layer in layers)
 
 
@@ -71,24 +75,35 @@ def later_layers(values: Mapping[str, Any], default: int) -> tuple[bool, ...]:
     """The layers from `first_k_dense_replace` on have experts."""
     fields = ConfigFields(values)
     first = fields.integer("first_k_dense_replace", default, least=0)
-    return tuple(layer >= first for layer in range(fields.integer("num_hidden_layers")))
+    return tuple(layer >= first for layer in range(_layers(values)))
 
 
-def _check(experts: ExpertsConfig) -> None:
+def _layers(values: Mapping[str, Any]) -> int:
+    return ConfigFields(values).integer("num_hidden_layers", most=MOST_LAYERS)
+
+
+def _check(experts: ExpertsConfig, count_key: str) -> None:
     """Raise ModelError unless top_k experts of the best groups exist."""
-    count, groups = experts.num_experts, experts.groups
-    if count % groups or experts.top_groups > groups:
+    count, groups, top_groups = experts.num_experts, experts.groups, experts.top_groups
+    if count % groups:
         raise ModelError(
-            f"config.json: {count} experts cannot be divided into n_group {groups} groups, or "
-            f"topk_group {experts.top_groups} of them do not exist"
+            f"config.json: {count} experts cannot be divided into n_group {groups} groups; "
+            f"expected a {count_key} that is a multiple of it"
+        )
+    if top_groups > groups:
+        raise ModelError(
+            f"config.json: topk_group {top_groups} is more than the n_group {groups} groups"
         )
     if groups > 1 and experts.group_score == "two_best" and count // groups < 2:
         raise ModelError(
-            f"config.json: n_group {groups} leaves one expert in a group; expected two or more"
+            f"config.json: n_group {groups} leaves one expert in a group; expected two or more "
+            f"({count_key} is {count})"
         )
-    open_to_choice = count // groups * experts.top_groups
+    open_to_choice = count // groups * top_groups
     if experts.top_k > open_to_choice:
+        of_groups = f", topk_group {top_groups} of n_group {groups}" if groups > 1 else ""
         raise ModelError(
             f"config.json: num_experts_per_tok is {experts.top_k}; expected at most "
-            f"{open_to_choice}, the experts that a token may choose from"
+            f"{open_to_choice}, the experts that a token may choose from ({count_key} "
+            f"{count}{of_groups})"
         )

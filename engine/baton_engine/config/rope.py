@@ -82,7 +82,7 @@ def _read_yarn(settings: Mapping[str, Any], values: Mapping[str, Any], theta: fl
         "original_max_position_embeddings",
         fields.integer("original_max_position_embeddings", values.get("max_position_embeddings")),
     )
-    if settings.get("factor") is None:
+    if "factor" in settings and settings["factor"] is None:
         ratio = beside.integer("max_position_embeddings") / original
         fields = ConfigFields({**settings, "factor": ratio})
     truncate = settings.get("truncate", True)
@@ -121,8 +121,7 @@ def yarn_scale(factor: float, mscale: float = 1.0) -> float:
 
 def read_partial_rope(values: Mapping[str, Any], default: float) -> RopeConfig:
     """Rope of a family that rotates only a part of each head, by default this part."""
-    given = ConfigFields({PARTIAL: values.get(PARTIAL), **rope_settings(values)})
-    partial = given.number(PARTIAL, default)
+    partial = ConfigFields(rope_settings(values)).number(PARTIAL, default)
     without = {
         part: {key: value for key, value in (values.get(part) or {}).items() if key != PARTIAL}
         for part in ROPE_PARTS

@@ -70,6 +70,11 @@ class Windows:
         )
         if not enabled or values.get("sliding_window", self.default) is None:
             return None
+        if values.get("sliding_window") == 0 and self.kind.startswith("switched"):
+            # transformers writes 0 for a window that is switched off.
+            raise fields.wrong(
+                "sliding_window", 0, "at least 1, because use_sliding_window is true"
+            )
         return fields.integer("sliding_window", self.default)
 
     def _implied_kinds(self, values: Mapping[str, Any], layers: int, windowed: bool) -> list[str]:

@@ -29,6 +29,7 @@ def read_qwen2_experts(values: Mapping[str, Any]) -> ExpertsConfig:
 DENSE = Dense(
     output_bias=False,
     mlp_bias=False,
+    default_kv_heads=16,
     windows=Windows("switched_alternating", 4096),
     experts=read_qwen2_experts,
     more_keys=EXPERT_KEYS | STEP_KEYS | {"qkv_bias", "shared_expert_intermediate_size"},

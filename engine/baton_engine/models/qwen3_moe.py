@@ -15,13 +15,20 @@ from baton_engine.config.windows import Windows
 
 def read_qwen3_experts(values: Mapping[str, Any]) -> ExpertsConfig:
     renormalize = ConfigFields(values).flag("norm_topk_prob", False)
-    return read_experts(values, step_layers(values), renormalize=renormalize)
+    return read_experts(
+        values,
+        step_layers(values),
+        count="num_local_experts",
+        alias="num_experts",
+        renormalize=renormalize,
+    )
 
 
 FAMILY = Family(
     read=Dense(
         mlp_bias=False,
         qk_norm=True,
+        default_kv_heads=4,
         windows=Windows("switched_all", 4096),
         experts=read_qwen3_experts,
         more_keys=EXPERT_KEYS | STEP_KEYS,

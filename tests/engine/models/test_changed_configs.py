@@ -11,6 +11,7 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Iterator, Mapping
+from copy import deepcopy
 from dataclasses import replace
 from functools import cache
 from importlib.metadata import entry_points
@@ -26,7 +27,12 @@ from baton_engine.errors import ModelError, SettingsError
 from baton_engine.memory.demand import MemoryBudget
 from baton_engine.memory.fit_check import check_fit
 from baton_engine.memory.requirements import demand_of, layout_of
-from tests.support.engines.tiny_models import MORE_MODELS, TINY_MODELS, make_tiny_model
+from tests.support.engines.tiny_models import (
+    EXPERT_MODELS,
+    MORE_MODELS,
+    TINY_MODELS,
+    make_tiny_model,
+)
 
 SETTINGS = TorchSettings(model=Path())
 REMOVED = object()
@@ -82,7 +88,7 @@ def folders_of(architecture: str) -> tuple[Path, ...]:
     """The tiny checkpoints of a family."""
     folders = tuple(
         folder
-        for folder in map(make_tiny_model, [*TINY_MODELS, *MORE_MODELS])
+        for folder in map(make_tiny_model, [*TINY_MODELS, *MORE_MODELS, *EXPERT_MODELS])
         if json.loads((folder / "config.json").read_text())["architectures"] == [architecture]
     )
     assert folders, f"{architecture} has no checkpoint in tests/support/engines/tiny_models.py"
@@ -103,7 +109,7 @@ def cases_of(architecture: str) -> Iterator[tuple[Json, Field, Any]]:
 
 def serve(config: Json) -> ModelConfig:
     """Reads a config.json, and checks the memory of an engine on a machine with 8 GiB."""
-    read = config_of(config, {})
+    read = config_of(config, {}, impl="baton")
     layout = layout_of(SETTINGS, read)
     demand = demand_of(SETTINGS, read, layout, kernels="torch", card=None)
     check_fit(demand, MemoryBudget(total=8 << 30))
@@ -111,11 +117,11 @@ def serve(config: Json) -> ModelConfig:
 
 
 def transformers_config(kind: str, config: Json) -> Any:
-    """transformers' reading; None if it refuses."""
+    """transformers' reading, which may change the object that it reads; None if it refuses."""
     from transformers import CONFIG_MAPPING
 
     try:
-        return CONFIG_MAPPING[kind].from_dict(config)
+        return CONFIG_MAPPING[kind].from_dict(deepcopy(config))
     except Exception:
         return None
 
@@ -197,5 +203,5 @@ def test_what_is_no_eos_id_is_named_in_the_error(value: Any, file: str) -> None:
 def eos_ids_of(file: str, value: Any) -> tuple[int, ...]:
     config = json.loads((folders_of("LlamaForCausalLM")[0] / "config.json").read_text())
     if file == "config.json":
-        return config_of({**config, "eos_token_id": value}, {}).eos_ids
-    return config_of(config, {"eos_token_id": value}).eos_ids
+        return config_of({**config, "eos_token_id": value}, {}, impl="baton").eos_ids
+    return config_of(config, {"eos_token_id": value}, impl="baton").eos_ids

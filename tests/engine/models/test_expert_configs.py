@@ -32,6 +32,7 @@ COMMON: dict[str, Any] = {
     "intermediate_size": 128,
     "num_hidden_layers": 4,
     "num_attention_heads": 4,
+    "num_key_value_heads": 4,
     "max_position_embeddings": 1024,
     "num_experts_per_tok": 2,
 }
@@ -133,7 +134,7 @@ def test_the_number_of_experts_has_several_spellings(tmp_path: Path) -> None:
         (QWEN3, {"norm_topk_prob": 1}, "norm_topk_prob is 1; expected true or false"),
         (QWEN3, {"decoder_sparse_step": 0}, "decoder_sparse_step is 0"),
         (QWEN3, {"mlp_only_layers": 1}, "mlp_only_layers is 1; expected a list"),
-        (QWEN3, {"mlp_only_layers": [-1]}, "mlp_only_layers is -1"),
+        (QWEN3, {"mlp_only_layers": [-1]}, r"mlp_only_layers is \[-1\]"),
         (QWEN2, {"shared_expert_intermediate_size": 0}, "shared_expert_intermediate_size is 0"),
         (QWEN2, {"qkv_bias": "yes"}, "qkv_bias is 'yes'"),
         (OLMOE, {"clip_qkv": 0}, "clip_qkv is 0"),
@@ -231,7 +232,7 @@ def test_a_default_of_a_family_may_be_given_or_omitted(tmp_path: Path) -> None:
             {
                 **{"vocab_size": 151936, "hidden_size": 2048, "num_hidden_layers": 24},
                 **{"num_attention_heads": 16, "num_experts": 60, "moe_intermediate_size": 1408},
-                "shared_expert_intermediate_size": 5632,
+                **{"num_key_value_heads": 16, "shared_expert_intermediate_size": 5632},
             },
             14_315_784_192,
             id="Qwen1.5-MoE-A2.7B",
@@ -251,6 +252,7 @@ def test_a_default_of_a_family_may_be_given_or_omitted(tmp_path: Path) -> None:
             {
                 **{"vocab_size": 50304, "hidden_size": 2048, "intermediate_size": 1024},
                 **{"num_hidden_layers": 16, "num_attention_heads": 16, "num_experts": 64},
+                "num_key_value_heads": 16,
             },
             6_919_161_856,
             id="OLMoE-1B-7B",

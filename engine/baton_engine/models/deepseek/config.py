@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
-from baton_engine.config.config_json import ConfigFields
+from baton_engine.config.config_json import MOST_LAYERS, ConfigFields, shown
 from baton_engine.config.dense import Dense
 from baton_engine.config.experts import ExpertsConfig
 from baton_engine.config.families import Family
@@ -37,16 +37,17 @@ V2_METHODS = ("greedy", "group_limited_greedy")
 
 def read_v2_experts(values: Mapping[str, Any]) -> ExpertsConfig:
     fields = ConfigFields(values)
-    method = values.get("topk_method") or "greedy"
+    method = values.get("topk_method", "greedy")
     if method not in V2_METHODS:
         raise UnsupportedModel(
-            f"topk_method {method!r} is not supported; supported: {', '.join(V2_METHODS)}"
+            f"topk_method {shown(method)} is not supported; supported: {', '.join(V2_METHODS)}"
         )
     grouped = method != "greedy"
     return read_experts(
         values,
         later_layers(values, 0),
         count="n_routed_experts",
+        alias="num_experts",
         renormalize=False,
         scale=fields.number("routed_scaling_factor", 1.0),
         groups=fields.integer("n_group") if grouped else 1,
@@ -62,6 +63,7 @@ def read_v3_experts(values: Mapping[str, Any]) -> ExpertsConfig:
         values,
         later_layers(values, 3),
         count="n_routed_experts",
+        alias="num_local_experts",
         scoring="sigmoid",
         renormalize=fields.flag("norm_topk_prob", True),
         scale=fields.number("routed_scaling_factor", 2.5),
@@ -74,7 +76,7 @@ def read_v3_experts(values: Mapping[str, Any]) -> ExpertsConfig:
     )
 
 
-V2 = Dense(experts=read_v2_experts, more_keys=frozenset(KEYS))
+V2 = Dense(whole_heads=True, experts=read_v2_experts, more_keys=frozenset(KEYS))
 V3 = Dense(experts=read_v3_experts, mlp_bias=False, more_keys=frozenset(KEYS))
 
 
@@ -85,7 +87,7 @@ def read_v2(values: Mapping[str, Any], generation: Mapping[str, Any]) -> ModelCo
 def read_v3(values: Mapping[str, Any], generation: Mapping[str, Any]) -> ModelConfig:
     fields = ConfigFields(values)
     config = V3.read(values, generation)
-    drafts = max(fields.integer(key, 1, least=0) for key in DRAFT_KEYS)
+    drafts = max(fields.integer(key, 1, least=0, most=MOST_LAYERS) for key in DRAFT_KEYS)
     layers = range(config.num_layers, config.num_layers + drafts)
     config = _with_latent(config, values, pairs=fields.flag("rope_interleave", True))
     return replace(config, unused_tensors=tuple(f"model.layers.{layer}." for layer in layers))
@@ -103,10 +105,9 @@ def _with_latent(config: ModelConfig, values: Mapping[str, Any], *, pairs: bool)
         query_rank=_query_rank(values),
         pairs=pairs,
     )
-    if latent.rope_dim % 2:
-        raise ModelError(
-            f"config.json: qk_rope_head_dim is {latent.rope_dim}; rope needs an even number"
-        )
+    for key, size in (("qk_rope_head_dim", latent.rope_dim), ("kv_lora_rank", latent.rank)):
+        if size % 2:
+            raise ModelError(f"config.json: {key} is {size}; expected an even number")
     return replace(
         config,
         num_kv_heads=1,

@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
-from baton_engine.config.config_json import ConfigFields
+from baton_engine.config.config_json import MOST_LAYERS, ConfigFields
 from baton_engine.config.dense import Dense
 from baton_engine.config.experts import ExpertsConfig
 from baton_engine.config.families import Family
@@ -27,6 +27,7 @@ def read_glm_experts(values: Mapping[str, Any]) -> ExpertsConfig:
         values,
         later_layers(values, 1),
         count="n_routed_experts",
+        alias="num_local_experts",
         scoring="sigmoid",
         renormalize=fields.flag("norm_topk_prob", True),
         scale=fields.number("routed_scaling_factor", 1.0),
@@ -46,6 +47,7 @@ def read_glm_rope(values: Mapping[str, Any]) -> RopeConfig:
 DENSE = Dense(
     output_bias=False,
     mlp_bias=False,
+    default_kv_heads=8,
     default_eps=1e-5,
     rope=read_glm_rope,
     experts=read_glm_experts,
@@ -64,7 +66,7 @@ DENSE = Dense(
 
 def read(values: Mapping[str, Any], generation: Mapping[str, Any]) -> ModelConfig:
     fields, config = ConfigFields(values), DENSE.read(values, generation)
-    drafts = max(fields.integer(key, 1, least=0) for key in DRAFT_KEYS)
+    drafts = max(fields.integer(key, 1, least=0, most=MOST_LAYERS) for key in DRAFT_KEYS)
     layers = range(config.num_layers, config.num_layers + drafts)
     return replace(
         config,

@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
-from baton_engine.config.config_json import DTYPES, ROPE_PARTS, ConfigFields
+from baton_engine.config.config_json import DTYPES, ConfigFields
 from baton_engine.config.dense import Dense
 from baton_engine.config.experts import ExpertsConfig
 from baton_engine.config.families import Family
@@ -24,7 +24,6 @@ from baton_engine.errors import UnsupportedModel
 DEFAULTS: Mapping[str, Any] = {
     "attention_bias": True,
     "num_experts_per_tok": 4,
-    "num_key_value_heads": 8,
     "num_local_experts": 128,
 }
 DEFAULT_THETA = 150000.0
@@ -58,6 +57,7 @@ def read_gpt_oss_experts(values: Mapping[str, Any]) -> ExpertsConfig:
         values,
         all_layers(values),
         count="num_local_experts",
+        alias="num_experts",
         size="intermediate_size",
         scoring="softmax_of_chosen",
         renormalize=False,
@@ -68,15 +68,16 @@ def read_gpt_oss_experts(values: Mapping[str, Any]) -> ExpertsConfig:
 
 
 def read_gpt_oss_rope(values: Mapping[str, Any]) -> RopeConfig:
-    """yarn, if there are no rope settings."""
+    """yarn, if there are no rope settings. An empty `rope_parameters` means the default type."""
     filled = {"rope_theta": DEFAULT_THETA, **values}
-    if not any(values.get(part) for part in ROPE_PARTS):
+    if values.get("rope_parameters") is None and not values.get("rope_scaling"):
         filled["rope_parameters"] = DEFAULT_ROPE
     return read_rope(filled)
 
 
 DENSE = Dense(
     mlp_bias=False,
+    default_kv_heads=8,
     default_head_dim=64,
     default_eps=1e-5,
     windows=Windows("alternating", 128),

@@ -18,7 +18,7 @@ ROPE_THETA = 1e6
 
 
 def read_mixtral_experts(values: Mapping[str, Any]) -> ExpertsConfig:
-    keys = {"count": "num_local_experts", "size": "intermediate_size"}
+    keys = {"count": "num_local_experts", "alias": "num_experts", "size": "intermediate_size"}
     return read_experts(values, all_layers(values), **keys, renormalize=True)
 
 
@@ -31,6 +31,7 @@ FAMILY = Family(
         qkv_bias=False,
         output_bias=False,
         mlp_bias=False,
+        default_kv_heads=8,
         default_eps=1e-5,
         windows=Windows("all"),
         rope=read_mixtral_rope,

@@ -18,7 +18,9 @@ from baton_engine.config.model_config import ModelConfig
 def read_olmoe_experts(values: Mapping[str, Any]) -> ExpertsConfig:
     renormalize = ConfigFields(values).flag("norm_topk_prob", False)
     layers = all_layers(values)
-    return read_experts(values, layers, size="intermediate_size", renormalize=renormalize)
+    return read_experts(
+        values, layers, alias="num_local_experts", size="intermediate_size", renormalize=renormalize
+    )
 
 
 DENSE = Dense(
