@@ -68,7 +68,7 @@ checkpoints, and `make models` runs them again. An empty cell is one that no tes
 the tests have shown:
 
 """
-WITHOUT_FAMILY = "by transformers' code", "as there"
+WITHOUT_FAMILY = "by transformers' code", "as in transformers"
 BEGIN, END = "<!-- begin of the models -->\n", "<!-- end of the models -->\n"
 
 
@@ -94,7 +94,7 @@ def _models() -> str:
     record = json.loads((REFERENCE / "models.json").read_text())
     shown, columns = record["models"], record["columns"]
     rows = [["`architectures` in config.json", "such as", "sliding windows", *columns]]
-    for name in sorted({*BUILT_IN, *shown}):
+    for name in [*sorted(BUILT_IN), *sorted(shown.keys() - BUILT_IN.keys())]:
         family = find_family(name)
         facts = (family.examples, family.windows) if family else WITHOUT_FAMILY
         cells = ("yes" if column in shown.get(name, {}) else "" for column in columns)

@@ -13,7 +13,7 @@ from tests.support.clients.http import all_at_once, ids_of
 from tests.support.clients.mix import COMPLETIONS
 from tests.support.clients.streams import StreamedAnswer, ask
 from tests.support.engines.exactness import Tally, compare, reference
-from tests.support.engines.tiny_models import EACH_FAMILY, prompt_of
+from tests.support.engines.tiny_models import BRIDGE_MODELS, EACH_FAMILY, prompt_of
 from tests.support.pools.processes import Cluster
 
 NEW_TOKENS = 40
@@ -21,14 +21,12 @@ LENGTHS = (1, 15, 16, 33, 70, 131, 200, 300)
 HANDED_OFF = [prompt_of(length, seed=5) for length in LENGTHS]
 FAILED_OVER = [prompt_of(length, seed=6) for length in LENGTHS]
 KILLED_AT = 8  # tokens of the first answer
-# Models that transformers' code computes; one with windows, one with values of another size.
-BRIDGED = ("gpt2", "cohere2", "minicpm3", "phimoe")
 FLAGS = ("--dtype", "float32", "--threads", "1", "--chunk-blocks", "2", "--kv-blocks", "600")
 
 
 @pytest.mark.long
 @pytest.mark.shows("handed off", "failed over")
-@pytest.mark.parametrize("name", [*EACH_FAMILY, *BRIDGED])
+@pytest.mark.parametrize("name", [*EACH_FAMILY, *BRIDGE_MODELS])
 def test_ids_equal_those_of_transformers_after_a_hand_off_and_after_a_killed_decode_node(
     name: str, tiny_model: Callable[[str], Path], record_property: Callable[[str, object], None]
 ) -> None:
