@@ -64,9 +64,11 @@ NODES = """On `/metrics` of a node. `instance` counts the data servers from 0, i
 OPERATORS = "On `/metrics` of the operator, port 8081."
 MODELS_TEXT = """
 A "yes" is the result of a test: [models.json](reference/models.json) names the tests and their
-checkpoints, and `make models` runs them again. What the tests have shown:
+checkpoints, and `make models` runs them again. An empty cell is one that no test has shown. What
+the tests have shown:
 
 """
+WITHOUT_FAMILY = "by transformers' code", "as in transformers"
 BEGIN, END = "<!-- begin of the models -->\n", "<!-- end of the models -->\n"
 
 
@@ -92,10 +94,10 @@ def _models() -> str:
     record = json.loads((REFERENCE / "models.json").read_text())
     shown, columns = record["models"], record["columns"]
     rows = [["`architectures` in config.json", "such as", "sliding windows", *columns]]
-    for name in sorted({*BUILT_IN, *shown}):
+    for name in [*sorted(BUILT_IN), *sorted(shown.keys() - BUILT_IN.keys())]:
         family = find_family(name)
-        facts = (family.examples, family.windows) if family else ("", "")
-        cells = ("yes" if column in shown.get(name, {}) else "no" for column in columns)
+        facts = (family.examples, family.windows) if family else WITHOUT_FAMILY
+        cells = ("yes" if column in shown.get(name, {}) else "" for column in columns)
         rows.append([f"`{name}`", *facts, *cells])
     head, *rest = [f"| {' | '.join(row)} |\n" for row in rows]
     legend = [f"- {column}: {meaning}.\n" for column, meaning in columns.items()]

@@ -11,9 +11,10 @@ tests/support/engines/exactness).
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import msgspec
 import pytest
@@ -159,7 +160,15 @@ def check_handoff(
         assert increase("handoffs_total") == 0
 
 
-@pytest.mark.parametrize("cell", SHORT, ids=str)
+def shows(cells: Iterable[Cell]) -> list[Any]:
+    """The cells, which with prefill nodes show hand-offs."""
+    return [
+        pytest.param(cell, marks=[pytest.mark.shows("handed off")] if cell.nodes[0] else [])
+        for cell in cells
+    ]
+
+
+@pytest.mark.parametrize("cell", shows(SHORT), ids=str)
 def test_ids_over_http_equal_those_of_transformers(
     cell: Cell, tiny_model: Callable[[str], Path], record_property: Callable[[str, object], None]
 ) -> None:
@@ -168,7 +177,7 @@ def test_ids_over_http_equal_those_of_transformers(
 
 @pytest.mark.long
 @pytest.mark.parametrize(
-    "cell", [*BRIDGED, *(c for c in ALL_CELLS if c not in SHORT), *EXPERT_CELLS], ids=str
+    "cell", [*shows(BRIDGED), *(c for c in ALL_CELLS if c not in SHORT), *EXPERT_CELLS], ids=str
 )
 def test_ids_over_http_equal_those_of_transformers_in_the_full_product(
     cell: Cell, tiny_model: Callable[[str], Path], record_property: Callable[[str, object], None]

@@ -13,7 +13,7 @@ from tests.support.clients.http import all_at_once, ids_of
 from tests.support.clients.mix import COMPLETIONS
 from tests.support.clients.streams import StreamedAnswer, ask
 from tests.support.engines.exactness import Tally, compare, reference
-from tests.support.engines.tiny_models import EACH_FAMILY, prompt_of
+from tests.support.engines.tiny_models import BRIDGE_MODELS, EACH_FAMILY, prompt_of
 from tests.support.pools.processes import Cluster
 
 NEW_TOKENS = 40
@@ -26,7 +26,7 @@ FLAGS = ("--dtype", "float32", "--threads", "1", "--chunk-blocks", "2", "--kv-bl
 
 @pytest.mark.long
 @pytest.mark.shows("handed off", "failed over")
-@pytest.mark.parametrize("name", EACH_FAMILY)
+@pytest.mark.parametrize("name", [*EACH_FAMILY, *BRIDGE_MODELS])
 def test_ids_equal_those_of_transformers_after_a_hand_off_and_after_a_killed_decode_node(
     name: str, tiny_model: Callable[[str], Path], record_property: Callable[[str, object], None]
 ) -> None:

@@ -4,7 +4,7 @@
     python -m tests.support.project.model_record -k olmoe    runs some of them; the rest stays
 
 A test that shows something of a model has the mark `shows` with columns of the table, and a
-parameter `model` or `name`, which is a tiny checkpoint:
+parameter `model` or `name`, which is a tiny checkpoint, or `cell`, which has a `model`:
 
     @pytest.mark.shows("chunked")
     @pytest.mark.parametrize("name", TINY_MODELS)
@@ -24,6 +24,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import cache
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -40,7 +41,7 @@ COLUMNS: Mapping[str, str] = {
     "cached": "the same, with the prompts' KV in the prefix cache",
     "chunked": "the same, with 7 tokens per step",
     "preempted": "the same, in a pool that is too small for all requests",
-    "handed off": "the same, in a pool of a prefill and a decode node, KV through Redis",
+    "handed off": "the same, in a pool of prefill and decode nodes, KV through Redis",
     "failed over": "the same, when the decode node is killed in mid-answer",
     "bitwise": "a path of the matrix of bits gives each token the bits that it has alone",
 }
@@ -82,12 +83,18 @@ class Recorder:
 def _cells(item: pytest.Item) -> Iterator[Cell]:
     for mark in item.iter_markers(MARK):
         assert isinstance(item, pytest.Function)
-        params = item.callspec.params
-        checkpoint = str(params["model"] if "model" in params else params["name"])
+        checkpoint = _checkpoint(item.callspec.params)
         for column in mark.args:
             assert column in COLUMNS, f"{item.nodeid}: {column} is none of {', '.join(COLUMNS)}"
             test = item.nodeid.partition("[")[0]
             yield Cell(_architecture(checkpoint), column, test, checkpoint)
+
+
+def _checkpoint(params: Mapping[str, Any]) -> str:
+    for name in ("model", "name"):
+        if name in params:
+            return str(params[name])
+    return str(params["cell"].model)
 
 
 @cache
