@@ -205,10 +205,14 @@ def test_memory_smaller_than_one_block_is_refused_O_MEM_5d(plan_shape: PlanShape
 
 def test_the_pool_tensor_has_the_expected_shape_and_size_O_MEM_5e_O_MEM_6b() -> None:
     layout = kv_layout(heads=8, dim=128, block=16, dtype="bfloat16")
-    pool = TorchMemory(layout, 15, torch.device("cpu")).pool
-    assert pool.shape == (16, 1, 2, 8, 16, 128)
-    assert (pool.numel(), pool.numel() * pool.element_size()) == (524_288, MIB)
-    assert pool[:, 0, 0].numel() == pool[:, 0, 1].numel() == 16 * 16 * 8 * 128
+    memory = TorchMemory(layout, 15, torch.device("cpu"))
+    assert memory.pool.nbytes == MIB
+    fields = memory.fields
+    assert {name: field.shape for name, field in fields.items()} == dict.fromkeys(
+        "kv", (16, 1, 8, 16, 128)
+    )
+    assert {field.dtype for field in fields.values()} == {torch.bfloat16}
+    assert sum(field.numel() for field in fields.values()) == 524_288
 
 
 @pytest.mark.parametrize(("layers", "size"), [(32, 33_554_432), (28, 29_360_128)])

@@ -67,6 +67,7 @@ def test_the_torch_engine_gets_every_engine_setting_of_the_node() -> None:
         "batch_invariant": "on",
         "overcommit": True,
         "verify_weights": True,
+        "model_impl": "baton",
     }
     config = torch_settings(NodeSettings(node="n", role="decode", model="/m", **options))
     assert {name: getattr(config, name) for name in options} == options
