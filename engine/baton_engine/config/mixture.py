@@ -23,6 +23,16 @@ EXPERT_KEYS = frozenset(
         "router_jitter_noise",
     }
 )
+# The keys of read_grouped_experts(), beside EXPERT_KEYS.
+GROUP_KEYS = frozenset(
+    {
+        "first_k_dense_replace",
+        "n_group",
+        "n_shared_experts",
+        "routed_scaling_factor",
+        "topk_group",
+    }
+)
 # The keys of step_layers().
 STEP_KEYS = frozenset({"decoder_sparse_step", "mlp_only_layers"})
 
@@ -56,6 +66,30 @@ def read_experts(
     )
     _check(experts, " and ".join(spelled))
     return experts
+
+
+def read_grouped_experts(
+    values: Mapping[str, Any], *, first: int, scale: float, groups: int, top_groups: int
+) -> ExpertsConfig:
+    """The experts of a model that chooses as DeepSeek V3 does: by sigmoids and a learned bias, from
+    the best groups, beside a shared MLP. The arguments are the defaults of the family's config
+    class; `first` is that of the first layer with experts. Raises ModelError."""
+    fields = ConfigFields(values)
+    return read_experts(
+        values,
+        later_layers(values, first),
+        count="n_routed_experts",
+        alias="num_local_experts",
+        scoring="sigmoid",
+        renormalize=fields.flag("norm_topk_prob", True),
+        scale=fields.number("routed_scaling_factor", scale),
+        choice_bias=True,
+        groups=fields.integer("n_group", groups),
+        top_groups=fields.integer("topk_group", top_groups),
+        group_score="two_best",
+        shared_size=fields.integer("n_shared_experts", 1) * fields.integer("moe_intermediate_size"),
+        float32_router=True,
+    )
 
 
 def all_layers(values: Mapping[str, Any]) -> tuple[bool, ...]:

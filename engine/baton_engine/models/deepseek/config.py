@@ -1,8 +1,4 @@
-"""The config.json of DeepSeek V2 and V3. No torch.
-
-V3's checkpoints have further layers that draft tokens (multi-token prediction). They are not
-loaded.
-"""
+"""The config.json of DeepSeek V2 and V3. No torch."""
 
 from __future__ import annotations
 
@@ -10,27 +6,35 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
-from baton_engine.config.config_json import MOST_LAYERS, ConfigFields, shown
+from baton_engine.config.config_json import ConfigFields, shown
 from baton_engine.config.dense import Dense
+from baton_engine.config.draft_layers import DRAFT_KEYS, draft_tensors
 from baton_engine.config.experts import ExpertsConfig
 from baton_engine.config.families import Family
 from baton_engine.config.latent import LatentConfig
-from baton_engine.config.mixture import EXPERT_KEYS, later_layers, read_experts
+from baton_engine.config.mixture import (
+    EXPERT_KEYS,
+    GROUP_KEYS,
+    later_layers,
+    read_experts,
+    read_grouped_experts,
+)
 from baton_engine.config.model_config import ModelConfig
 from baton_engine.config.rope import ROPE_TYPES, rope_settings, rope_type, yarn_scale
 from baton_engine.errors import ModelError, UnsupportedModel
 from baton_engine.models.deepseek.counts import LATENT_COUNTS
 
 MODEL = "baton_engine.models.deepseek.model:DeepSeek"
-# The keys of config.json for the number of drafting layers; one is the default.
-DRAFT_KEYS = ("num_nextn_predict_layers", "num_mtp_layers")
-KEYS = EXPERT_KEYS | {
-    *DRAFT_KEYS,
-    *("first_k_dense_replace", "n_group", "n_shared_experts", "routed_scaling_factor"),
-    *("topk_group", "topk_method"),
-    *("kv_lora_rank", "q_lora_rank", "qk_nope_head_dim", "qk_rope_head_dim", "v_head_dim"),
-    *("rope_interleave", "qk_head_dim"),
-}
+KEYS = (
+    EXPERT_KEYS
+    | GROUP_KEYS
+    | {
+        *DRAFT_KEYS,
+        "topk_method",
+        *("kv_lora_rank", "q_lora_rank", "qk_nope_head_dim", "qk_rope_head_dim", "v_head_dim"),
+        *("rope_interleave", "qk_head_dim"),
+    }
+)
 # How V2 chooses experts, by the name in config.json: from all, or from the best groups.
 V2_METHODS = ("greedy", "group_limited_greedy")
 
@@ -58,22 +62,7 @@ def read_v2_experts(values: Mapping[str, Any]) -> ExpertsConfig:
 
 
 def read_v3_experts(values: Mapping[str, Any]) -> ExpertsConfig:
-    fields = ConfigFields(values)
-    return read_experts(
-        values,
-        later_layers(values, 3),
-        count="n_routed_experts",
-        alias="num_local_experts",
-        scoring="sigmoid",
-        renormalize=fields.flag("norm_topk_prob", True),
-        scale=fields.number("routed_scaling_factor", 2.5),
-        choice_bias=True,
-        groups=fields.integer("n_group", 8),
-        top_groups=fields.integer("topk_group", 4),
-        group_score="two_best",
-        shared_size=fields.integer("n_shared_experts", 1) * fields.integer("moe_intermediate_size"),
-        float32_router=True,
-    )
+    return read_grouped_experts(values, first=3, scale=2.5, groups=8, top_groups=4)
 
 
 V2 = Dense(whole_heads=True, experts=read_v2_experts, more_keys=frozenset(KEYS))
@@ -85,12 +74,10 @@ def read_v2(values: Mapping[str, Any], generation: Mapping[str, Any]) -> ModelCo
 
 
 def read_v3(values: Mapping[str, Any], generation: Mapping[str, Any]) -> ModelConfig:
-    fields = ConfigFields(values)
     config = V3.read(values, generation)
-    drafts = max(fields.integer(key, 1, least=0, most=MOST_LAYERS) for key in DRAFT_KEYS)
-    layers = range(config.num_layers, config.num_layers + drafts)
-    config = _with_latent(config, values, pairs=fields.flag("rope_interleave", True))
-    return replace(config, unused_tensors=tuple(f"model.layers.{layer}." for layer in layers))
+    unused = draft_tensors(values, config.num_layers)
+    pairs = ConfigFields(values).flag("rope_interleave", True)
+    return replace(_with_latent(config, values, pairs=pairs), unused_tensors=unused)
 
 
 def _with_latent(config: ModelConfig, values: Mapping[str, Any], *, pairs: bool) -> ModelConfig:
