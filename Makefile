@@ -200,8 +200,12 @@ peers-routers: ## optional: .venv-peers-routers with the routers that router_ove
 
 .PHONY: constraints
 constraints: $(INSTALLED) ## write constraints.txt from what .venv holds, and the images' requirements
-	@{ sed -n '/^#/p' constraints.txt; $(BIN)/pip freeze --all --exclude pip --exclude-editable \
-		--exclude baton-serve | grep -E '^[A-Za-z0-9._-]+==[^ ]+$$' | LC_ALL=C sort -f; } > constraints.new
+	@# Also what the images list and only older patches of a Python need, such as async-timeout.
+	@{ sed -n '/^#/p' constraints.txt; { $(BIN)/pip freeze --all --exclude pip --exclude-editable \
+		--exclude baton-serve | grep -E '^[A-Za-z0-9._-]+==[^ ]+$$'; \
+		sed -n 's/^\([A-Za-z0-9._-]*==[^ ;]*\) .*/\1/p' */requirements*.txt; } \
+		| awk -F== '{name = tolower($$1); gsub(/[._]/, "-", name)} !seen[name]++' \
+		| LC_ALL=C sort -f; } > constraints.new
 	@mv constraints.new constraints.txt && touch $(INSTALLED)
 	@$(MAKE) --no-print-directory requirements
 

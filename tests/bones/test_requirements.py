@@ -92,7 +92,7 @@ def test_a_requirements_file_lists_exactly_the_requirements_of_pyproject(
 
 @pytest.mark.parametrize("file", SOURCES)
 def test_a_requirements_file_has_the_versions_of_constraints(file: str) -> None:
-    """constraints.txt does not list packages that only another Python version needs."""
+    """constraints.txt may lack packages that only another Python version needs."""
     pinned = pins()
     for name, chosen in listed(file).items():
         if name in pinned or is_installed(name):
