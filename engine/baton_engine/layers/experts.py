@@ -34,15 +34,27 @@ class ExpertWeights:
     """The weights of all experts of a layer. The first F outputs of `gate_up_EGD`, with G = 2 F,
     are the gate's. Without `clamped`, an expert is down(silu(gate(x)) * up(x))."""
 
-    gate_up_EGD: Weight
-    down_EDF: Weight
+    gate_up_EGD: torch.Tensor
+    down_EDF: torch.Tensor
     gate_up_bias_EG: torch.Tensor | None = None
     down_bias_ED: torch.Tensor | None = None
     clamped: ClampedSwiGLU | None = None
 
 
-# The experts of a layer in the form that its Ops read.
-Experts = ExpertWeights | PackedExperts
+@dataclass(frozen=True, slots=True)
+class QuantizedExperts:
+    """As ExpertWeights, with quantized weights."""
+
+    gate_up_EGD: QuantizedWeight
+    down_EDF: QuantizedWeight
+    gate_up_bias_EG: torch.Tensor | None = None
+    down_bias_ED: torch.Tensor | None = None
+    clamped: ClampedSwiGLU | None = None
+
+
+# The experts of a layer as they are loaded, and in the form that its Ops read.
+LoadedExperts = ExpertWeights | QuantizedExperts
+Experts = LoadedExperts | PackedExperts
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,7 +65,7 @@ class Routes:
     weights_TC: torch.Tensor  # float32
 
 
-def experts_twin(x_TD: torch.Tensor, routes: Routes, weights: ExpertWeights) -> torch.Tensor:
+def experts_twin(x_TD: torch.Tensor, routes: Routes, weights: LoadedExperts) -> torch.Tensor:
     """The sum [T, D] of the outputs of each token's experts, times their weights.
 
     The products are in x's dtype; the sum is in float32, in the order of the routes, and rounded
@@ -78,23 +90,20 @@ def gated(gate_up_SG: torch.Tensor, clamped: ClampedSwiGLU | None) -> torch.Tens
     return inner_SF.to(gate_up_SG.dtype)
 
 
-def packed_experts(weights: ExpertWeights) -> Experts:
+def packed_experts(weights: LoadedExperts) -> Experts:
     """The weights for `cpu_kernels.experts`, on a CPU and in a dtype that it computes; else as they
     are. Packs them in place where their sizes allow it."""
-    gate_up, down = weights.gate_up_EGD, weights.down_EDF
-    if isinstance(gate_up, QuantizedWeight) or isinstance(down, QuantizedWeight):
-        return weights
-    if not can_pack(down):
+    if isinstance(weights, QuantizedExperts) or not can_pack(weights.down_EDF):
         return weights
     clamped = weights.clamped
     return pack_experts(
-        *(gate_up, down),
+        *(weights.gate_up_EGD, weights.down_EDF),
         *(weights.gate_up_bias_EG, weights.down_bias_ED),
         None if clamped is None else (clamped.alpha, clamped.limit),
     )
 
 
-def _one_expert(x_SD: torch.Tensor, weights: ExpertWeights, expert: int) -> torch.Tensor:
+def _one_expert(x_SD: torch.Tensor, weights: LoadedExperts, expert: int) -> torch.Tensor:
     gate_up_bias, down_bias = weights.gate_up_bias_EG, weights.down_bias_ED
     gate_up_SG = _multiplied(x_SD, weights.gate_up_EGD, expert, gate_up_bias)
     return _multiplied(gated(gate_up_SG, weights.clamped), weights.down_EDF, expert, down_bias)

@@ -16,7 +16,7 @@ from baton_engine.config.experts import ExpertsConfig
 from baton_engine.config.model_config import ModelConfig
 from baton_engine.layers.decoder_layers import GatedMLP, Linear
 from baton_engine.layers.expert_routes import choose_experts, sigmoid
-from baton_engine.layers.experts import Experts, ExpertWeights
+from baton_engine.layers.experts import Experts, ExpertWeights, LoadedExperts, QuantizedExperts
 from baton_engine.layers.linear_weights import LinearWeights
 from baton_engine.layers.parameter import WeightSlots
 from baton_engine.layers.quantization.quantized_weight import QuantizedWeight, stacked
@@ -65,12 +65,12 @@ class MoE:
         weights = self.make_experts(slots, name, here, hidden, experts)
         slots.when_filled(lambda: self._pack(weights))
 
-    def _pack(self, weights: ExpertWeights) -> None:
+    def _pack(self, weights: LoadedExperts) -> None:
         self._weights: Experts = self._ops.pack_experts(weights)
 
     def _quantized_experts(
         self, slots: WeightSlots, here: str, hidden: int, experts: ExpertsConfig
-    ) -> Callable[[], ExpertWeights]:
+    ) -> Callable[[], LoadedExperts]:
         """Experts of which each has quantized tensors of its own."""
         gate, up, down = self.expert_parts
         each = [f"{here}.experts.{expert}" for expert in range(experts.num_experts)]
@@ -82,7 +82,7 @@ class MoE:
         downs = [
             LinearWeights(slots, [f"{expert}.{down}"], [hidden], experts.size) for expert in each
         ]
-        return lambda: ExpertWeights(_stacked(gate_ups), _stacked(downs))
+        return lambda: QuantizedExperts(_stacked(gate_ups), _stacked(downs))
 
     def rename(self, name: str) -> str:
         """The module's name in checkpoints, if it is not `name`."""

@@ -54,7 +54,8 @@ def make_quantized(model: str, layout: str, root: Path = CACHE) -> QuantizedMode
 
 def _write(source: Path, draft: Path, layout: Layout) -> None:
     tensors = load_file(source / WEIGHTS)
-    quantized, plain = {}, {}
+    quantized: dict[str, torch.Tensor] = {}
+    plain: dict[str, torch.Tensor] = {}
     for name, tensor in tensors.items():
         module, _, part = name.rpartition(".")
         if part == "weight" and layout.quantizes(module):
