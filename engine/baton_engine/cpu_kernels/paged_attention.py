@@ -26,7 +26,7 @@ import numpy as np
 from baton_engine.cpu_kernels import vectors
 from baton_engine.cpu_kernels.attention_task import Order, Part
 from baton_engine.cpu_kernels.numbers import number_at, store_numbers
-from baton_engine.cpu_kernels.openmp import inlined
+from baton_engine.cpu_kernels.openmp import inlined, keep
 from baton_engine.cpu_kernels.softmax import HIDDEN, softmax_in_place
 from baton_engine.cpu_kernels.vectors import (
     add,
@@ -111,6 +111,7 @@ def _compute(pointer: Any, bf16: bool) -> None:
         if task.parts & _OUTPUT:
             _write_output(task, x, bf16)
         x = following
+    keep(memory)
 
 
 @inlined
