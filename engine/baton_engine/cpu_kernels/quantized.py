@@ -29,13 +29,14 @@ import torch
 import torch.nn.functional as F
 
 from baton_engine.config.quantization.scheme import BITS, Numbers
-from baton_engine.cpu_kernels.openmp import COUNTER, NONE_TAKEN, inlined, run_kernel
+from baton_engine.cpu_kernels.openmp import COUNTER, NONE_TAKEN, inlined, keep, run_kernel
 from baton_engine.cpu_kernels.quantized_block import (
     PAIR_BYTES,
     VECTORS,
     BlockKind,
     Decoding,
     group_product,
+    group_unpacking,
     places_of_bytes,
     row_sum,
 )
@@ -53,7 +54,6 @@ from baton_engine.cpu_kernels.vectors import (
     store,
     store_address,
     store_bf16,
-    store_number,
     take_next,
     zeros,
 )
@@ -61,9 +61,13 @@ from baton_engine.cpu_kernels.vectors import (
 # Rows that are multiplied together, and their bytes of sums.
 ROWS, ROW_SUMS = 6, 4 * COLUMNS
 # Rows that a thread computes at a time with a block, at most.
-PART_ROWS = 96
+PART_ROWS = 192
+# With more rows, a group's numbers are stored and read again.
+FEW_ROWS = 24
 # Blocks that are packed together, which bounds the memory that packing takes.
 PACKED_BLOCKS = 64
+# A chain of additions has at most this number of inputs; larger groups are several with one scale.
+CHAIN = 512
 
 # NUMBA_CPU_NAME compiles for another CPU than this one.
 _FEATURES = {} if numba.config.CPU_NAME else llvm.get_host_cpu_features()
@@ -102,7 +106,7 @@ class PackedWeight:
     inputs: int
 
 
-def can_pack(numbers: Numbers, group: int, inputs: int) -> bool:
+def can_pack(group: int, inputs: int) -> bool:
     """Whether no group but the last ends within a pair of inputs."""
     return group % 2 == 0 or group >= inputs
 
@@ -119,6 +123,12 @@ def pack_weight(
 ) -> PackedWeight:
     """`codes_EOI` gives some outputs' codes of an expert, uint8 [O, I]."""
     experts, outputs, _ = scales_EOG.shape
+    group = min(group, inputs)
+    if group > CHAIN and (group == inputs or group % CHAIN == 0):
+        chains = torch.arange(-(-inputs // CHAIN)) * CHAIN // group
+        scales_EOG = scales_EOG[..., chains]
+        shifts_EOG = None if shifts_EOG is None else shifts_EOG[..., chains]
+        group = CHAIN
     blocks, pairs = -(-outputs // COLUMNS), -(-inputs // 2)
     bits = BITS[numbers]
     codes_EBHY = torch.empty(experts, blocks, pairs, PAIR_BYTES * bits, dtype=torch.uint8)
@@ -131,10 +141,15 @@ def pack_weight(
             packed = _packed_halves(codes_BWHN) if bits == 4 else _packed_bytes(codes_BWHN)
             codes_EBHY[expert, first : first + PACKED_BLOCKS] = packed
     return PackedWeight(
-        *(numbers, codes_EBHY, _in_blocks(scales_EOG)),
-        None if shifts_EOG is None else _in_blocks(shifts_EOG),
-        None if bias_EO is None else _in_blocks(bias_EO[:, :, None]).squeeze(2),
-        *(table, min(group, inputs), outputs, inputs),
+        numbers=numbers,
+        codes_EBHY=codes_EBHY,
+        scales_EBGW=_in_blocks(scales_EOG),
+        shifts_EBGW=None if shifts_EOG is None else _in_blocks(shifts_EOG),
+        bias_EBW=None if bias_EO is None else _in_blocks(bias_EO[:, :, None]).squeeze(2),
+        table=table,
+        group=group,
+        outputs=outputs,
+        inputs=inputs,
     )
 
 
@@ -203,9 +218,10 @@ def multiply_rows(
 ) -> torch.Tensor:
     """The outputs [T, O], in `dtype`, of the only weight. `factors_T`, float32, are multiplied with
     each row's sums."""
-    parts_U3 = [
-        (0, begin, min(begin + PART_ROWS, len(x_TI))) for begin in range(0, len(x_TI), PART_ROWS)
-    ]
+    rows = len(x_TI)
+    parts = max(1, -(-rows // PART_ROWS))
+    size = -(-rows // (parts * ROWS)) * ROWS or ROWS
+    parts_U3 = [(0, begin, min(begin + size, rows)) for begin in range(0, rows, size)]
     return multiply_parts(x_TI, packed, dtype, np.array(parts_U3, np.int64), factors_T)
 
 
@@ -224,9 +240,7 @@ def multiply_parts(
     if x_TI.dtype not in (torch.float32, torch.bfloat16):
         x_TI = x_TI.float()
     rounded = dtype == torch.bfloat16
-    out_PO = torch.empty(
-        rows, blocks * COLUMNS, dtype=torch.bfloat16 if rounded else torch.float32
-    )
+    out_PO = torch.empty(rows, blocks * COLUMNS, dtype=torch.bfloat16 if rounded else torch.float32)
     if rows:
         x_TI = F.pad(x_TI, (0, 1)) if packed.inputs % 2 else x_TI.contiguous()
         kernel, tables = _kernel_of(packed, x_TI.dtype)
@@ -253,8 +267,76 @@ def _compiled_for(bits: int, decoding: Decoding, bf16: bool) -> Any:
     """The compiled code of a kernel."""
     native = bf16 and _NATIVE
     kind = BlockKind(bits, decoding, bf16, native, _WIDE)
-    one, two, four, six = (group_product(rows, kind) for rows in (1, 2, 4, 6))
     halved = native and decoding == "int8"
+    unpacked_bytes = kind.unpacked_bytes
+    unpack = group_unpacking(kind)
+    in_registers, in_memory = _product_of(kind, unpacked=False), _product_of(kind, unpacked=True)
+
+    @inlined
+    def compute(pointer: Any) -> None:
+        task = numba.carray(pointer, 1)[0]
+        memory = np.empty(PART_ROWS * (ROW_SUMS + 8) + 64, np.uint8)
+        unpacked = np.empty(task.group_pairs * unpacked_bytes + 64, np.uint8)
+        totals = (memory.ctypes.data + 63) // 64 * 64
+        tile = (unpacked.ctypes.data + 63) // 64 * 64
+        places = totals + PART_ROWS * ROW_SUMS
+        # Of each group and row: the sum of the inputs, and where a chain of additions starts.
+        summed = halved or task.shifts != 0
+        all_sums = np.empty((task.groups if summed else 0, PART_ROWS), np.float32)
+        all_starts = np.zeros((task.groups if halved else 1, PART_ROWS), np.float32)
+        last = -1
+        turn = take_next(pointer)
+        while turn < task.part_count * task.blocks:
+            part, block = turn // task.blocks, turn % task.blocks
+            place = task.parts + 24 * part
+            index = load_address(place) * task.blocks + block
+            begin, end = load_address(place + 8), load_address(place + 16)
+            rows = end - begin
+            if part != last:
+                for row in range(-(-rows // ROWS) * ROWS):
+                    source = _row(task.sources, begin + min(row, rows - 1))
+                    store_address(places + 8 * row, task.source + source * task.source_bytes)
+                if summed:
+                    _sum_rows(task, places, rows, bf16, all_sums)
+                    if halved:
+                        all_starts[:, :rows] = all_sums[:, :rows] * np.float32(-0.5)
+                last = part
+            for total in range(totals, totals + rows * ROW_SUMS, 64):
+                store(total, zeros())
+            for group in range(task.groups):
+                before = group * task.group_pairs
+                pairs = min(task.group_pairs, task.pairs - before)
+                offset = before * (4 if bf16 else 8)
+                codes = task.codes + (index * task.pairs + before) * (PAIR_BYTES * bits)
+                scales = task.scales + (index * task.groups + group) * ROW_SUMS
+                starts = all_starts.ctypes.data + 4 * PART_ROWS * (group if halved else 0)
+                if rows > FEW_ROWS:
+                    unpack(codes, pairs, task.tables, tile)
+                for row in range(0, rows, ROWS):
+                    count, here = min(ROWS, rows - row), places + 8 * row
+                    start, total = starts + 4 * row, totals + row * ROW_SUMS
+                    if rows > FEW_ROWS:
+                        in_memory(count, tile, here, offset, pairs, 0, start, scales, total)
+                    else:
+                        tables = task.tables
+                        in_registers(
+                            count, codes, here, offset, pairs, tables, start, scales, total
+                        )
+                if task.shifts != 0:
+                    shifts = task.shifts + (index * task.groups + group) * ROW_SUMS
+                    _add_shifts(shifts, all_sums[group], rows, totals)
+            for row in range(rows):
+                _finish(task, totals + row * ROW_SUMS, begin + row, index, block)
+            turn = take_next(pointer)
+        keep(memory)
+        keep(unpacked)
+
+    return compute
+
+
+def _product_of(kind: BlockKind, *, unpacked: bool) -> Any:
+    """The product of up to ROWS rows with a group."""
+    one, two, four, six = (group_product(rows, kind, unpacked=unpacked) for rows in (1, 2, 4, 6))
 
     @inlined
     def multiply_group(
@@ -277,63 +359,28 @@ def _compiled_for(bits: int, decoding: Decoding, bf16: bool) -> Any:
         else:
             one(codes, places, offset, pairs, tables, starts, scales, totals)
 
-    @inlined
-    def compute(pointer: Any) -> None:
-        task = numba.carray(pointer, 1)[0]
-        memory = np.zeros(ROWS * (ROW_SUMS + 16), np.uint8)
-        totals = memory.ctypes.data
-        places = totals + ROWS * ROW_SUMS
-        starts = places + 8 * ROWS
-        sums = starts + 4 * ROWS
-        turn = take_next(pointer)
-        while turn < task.part_count * task.blocks:
-            part, block = turn // task.blocks, turn % task.blocks
-            place = task.parts + 24 * part
-            index = load_address(place) * task.blocks + block
-            begin, end = load_address(place + 8), load_address(place + 16)
-            scales = task.scales + index * task.groups * ROW_SUMS
-            shifts = task.shifts + index * task.groups * ROW_SUMS
-            for first in range(begin, end, ROWS):
-                count = min(ROWS, end - first)
-                for row in range(ROWS):
-                    source = _row(task.sources, first + min(row, count - 1))
-                    store_address(places + 8 * row, task.source + source * task.source_bytes)
-                    for vector in range(VECTORS):
-                        store(totals + row * ROW_SUMS + 64 * vector, zeros())
-                for group in range(task.groups):
-                    before = group * task.group_pairs
-                    pairs = min(task.group_pairs, task.pairs - before)
-                    offset = before * (4 if bf16 else 8)
-                    if halved or task.shifts != 0:
-                        for row in range(count):
-                            found = row_sum(load_address(places + 8 * row) + offset, pairs, bf16)
-                            store_number(sums + 4 * row, found)
-                            if halved:
-                                store_number(starts + 4 * row, np.float32(-0.5) * found)
-                    codes = task.codes + (index * task.pairs + before) * (PAIR_BYTES * bits)
-                    multiply_group(
-                        count,
-                        codes,
-                        places,
-                        offset,
-                        pairs,
-                        task.tables,
-                        starts,
-                        scales + group * ROW_SUMS,
-                        totals,
-                    )
-                    if task.shifts != 0:
-                        for row in range(count):
-                            found_16 = broadcast(load_number(sums + 4 * row))
-                            for vector in range(VECTORS):
-                                total = totals + row * ROW_SUMS + 64 * vector
-                                shift = load(shifts + group * ROW_SUMS + 64 * vector)
-                                store(total, fma(shift, found_16, load(total)))
-                for row in range(count):
-                    _finish(task, totals + row * ROW_SUMS, first + row, index, block)
-            turn = take_next(pointer)
+    return multiply_group
 
-    return compute
+
+@inlined
+def _sum_rows(task: Any, places: int, rows: int, bf16: bool, sums: Any) -> None:
+    """The sums [G, T] of the groups' inputs."""
+    for group in range(task.groups):
+        before = group * task.group_pairs
+        pairs = min(task.group_pairs, task.pairs - before)
+        for row in range(rows):
+            place = load_address(places + 8 * row) + before * (4 if bf16 else 8)
+            sums[group, row] = row_sum(place, pairs, bf16)
+
+
+@inlined
+def _add_shifts(shifts: int, sums: Any, rows: int, totals: int) -> None:
+    """Add a group's shifts times the sums of its inputs."""
+    for row in range(rows):
+        found = broadcast(sums[row])
+        for place in range(0, ROW_SUMS, 64):
+            total = totals + row * ROW_SUMS + place
+            store(total, fma(load(shifts + place), found, load(total)))
 
 
 @inlined

@@ -46,8 +46,6 @@ _NUMBERS, _WORDS = ir.VectorType(_NUMBER, LANES), ir.VectorType(_WORD, LANES)
 _HALVES = ir.VectorType(ir.IntType(16), 2 * LANES)
 _BYTES = ir.VectorType(ir.IntType(8), 4 * LANES)
 _INDEXES = ir.VectorType(_WORD, 4 * LANES)
-# Adds products of a row with one of the block's vectors: (builder, row's place, total) -> total.
-_Add = Callable[[Any, Any, Any], Any]
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,6 +60,16 @@ class BlockKind:
     native: bool
     wide: bool
 
+    @property
+    def multiplied(self) -> int:
+        """How many vectors are multiplied with a pair of inputs for 16 outputs."""
+        return 1 if self.native and self.decoding != "two tables" else 2
+
+    @property
+    def unpacked_bytes(self) -> int:
+        """Bytes that unpack_group() stores per pair."""
+        return VECTOR_BYTES * VECTORS * self.multiplied
+
 
 def places_of_bytes() -> list[tuple[int, int]]:
     """The output and the input of a pair, for each byte of a pair's 8-bit codes."""
@@ -73,16 +81,16 @@ def places_of_bytes() -> list[tuple[int, int]]:
     return found
 
 
-def group_product(rows: int, kind: BlockKind) -> Any:
+def group_product(rows: int, kind: BlockKind, *, unpacked: bool) -> Any:
     """An operation: multiply `rows` rows with `pairs` pairs of a block's inputs.
 
-    `codes` is the address of the first pair's codes, `places` where the addresses of the rows are,
-    `offset` that of the pair in a row, `tables` the address of the numbers of codes; sums begin at
-    the float32 numbers at `starts`, one per row. Sums times the 64 `scales` are added to `totals`,
-    float32 [rows, 64].
+    `codes` is the address of the first pair's codes, or of what unpack_group() stored, `places`
+    where the addresses of the rows are, `offset` that of the pair in a row, `tables` the address of
+    the numbers of codes; sums begin at the float32 numbers at `starts`, one per row. Sums times the
+    64 `scales` are added to `totals`, float32 [rows, 64].
     """
-    bits, native = kind.bits, kind.native
     together = VECTORS if kind.wide else max(1, VECTORS // rows)  # vectors of a row
+    pair_bytes = kind.unpacked_bytes if unpacked else PAIR_BYTES * kind.bits
 
     @intrinsic
     def multiply_group(
@@ -102,7 +110,7 @@ def group_product(rows: int, kind: BlockKind) -> Any:
                 builder.add(_load(builder, _after(builder, places, 8 * row), _ADDRESS), offset)
                 for row in range(rows)
             ]
-            numbers = _numbers(builder, kind, tables)
+            numbers = _stored(builder, kind) if unpacked else _numbers(builder, kind, tables)
             for first in range(0, VECTORS, together):
                 vectors = range(first, first + together)
                 sums = [[cgutils.alloca_once(builder, _NUMBERS) for _ in vectors] for _ in found]
@@ -111,26 +119,24 @@ def group_product(rows: int, kind: BlockKind) -> Any:
                     for each in row_sums:
                         builder.store(_broadcast(builder, start, _NUMBERS), each)
                 with cgutils.for_range(builder, pairs) as loop:
-                    size = ir.Constant(_ADDRESS, PAIR_BYTES * bits)
-                    pair = builder.add(codes, builder.mul(loop.index, size))
-                    width = ir.Constant(_ADDRESS, 4 if kind.bf16 else 8)
-                    input_offset = builder.mul(loop.index, width)
-                    inputs = [
-                        _inputs(builder, builder.add(row, input_offset), kind) for row in found
-                    ]
+                    pair = builder.add(codes, _times(builder, loop.index, pair_bytes))
+                    here = _times(builder, loop.index, 4 if kind.bf16 else 8)
+                    inputs = [_inputs(builder, builder.add(row, here), kind) for row in found]
                     for vector in vectors:
                         weights = numbers(pair, vector)
                         for row_inputs, row_sums in zip(inputs, sums, strict=True):
-                            total = builder.load(row_sums[vector - first])
-                            for one, many in zip(row_inputs * (len(weights) // len(row_inputs)), weights, strict=True):
-                                total = _add_product(builder, one, many, total, native)
-                            builder.store(total, row_sums[vector - first])
+                            place = row_sums[vector - first]
+                            total = builder.load(place)
+                            for number, weight in enumerate(weights):
+                                one = row_inputs[number % len(row_inputs)]
+                                total = _add_product(builder, one, weight, total, kind.native)
+                            builder.store(total, place)
                 for vector in vectors:
                     scale = _load(builder, _after(builder, scales, VECTOR_BYTES * vector), _NUMBERS)
                     for row, row_sums in enumerate(sums):
                         place = _after(builder, totals, 4 * COLUMNS * row + VECTOR_BYTES * vector)
-                        total = _load(builder, place, _NUMBERS)
                         more = builder.load(row_sums[vector - first])
+                        total = _load(builder, place, _NUMBERS)
                         _store(builder, place, _fused(builder, more, scale, total))
             return context.get_dummy_value()
 
@@ -138,6 +144,42 @@ def group_product(rows: int, kind: BlockKind) -> Any:
         return types.void(*arguments), emit
 
     return multiply_group
+
+
+def group_unpacking(kind: BlockKind) -> Any:
+    """An operation that stores the numbers of `pairs` pairs, as they are multiplied, for products
+    of many rows."""
+
+    @intrinsic
+    def unpack_group(
+        typing: Any, codes: Any, pairs: Any, tables: Any, target: Any
+    ) -> tuple[Any, Any]:
+        def emit(context: Any, builder: Any, signature: Any, given: Any) -> Any:
+            codes, pairs, tables, target = given
+            numbers = _numbers(builder, kind, tables)
+            with cgutils.for_range(builder, pairs) as loop:
+                pair = builder.add(codes, _times(builder, loop.index, PAIR_BYTES * kind.bits))
+                place = builder.add(target, _times(builder, loop.index, kind.unpacked_bytes))
+                each = [one for vector in range(VECTORS) for one in numbers(pair, vector)]
+                for number, value in enumerate(each):
+                    _store(builder, _after(builder, place, VECTOR_BYTES * number), value)
+            return context.get_dummy_value()
+
+        return types.void(address, types.int64, address, address), emit
+
+    return unpack_group
+
+
+def _stored(builder: Any, kind: BlockKind) -> Callable[[Any, int], list[Any]]:
+    """As _numbers(), of what unpack_group() stored."""
+    size = VECTOR_BYTES * kind.multiplied
+    shape = _WORDS if kind.native else _NUMBERS
+
+    def numbers(pair: Any, vector: int) -> list[Any]:
+        places = range(size * vector, size * (vector + 1), VECTOR_BYTES)
+        return [_load(builder, _after(builder, pair, place), shape) for place in places]
+
+    return numbers
 
 
 @intrinsic
@@ -216,7 +258,9 @@ def _numbers(builder: Any, kind: BlockKind, tables: Any) -> Callable[[Any, int],
         return _load(builder, _after(builder, tables, VECTOR_BYTES * index), shape)
 
     if kind.native and kind.bits == 4:
-        found = [table(index, _HALVES) for index in range(2 if kind.decoding == "two tables" else 1)]
+        found = [
+            table(index, _HALVES) for index in range(2 if kind.decoding == "two tables" else 1)
+        ]
         return lambda pair, vector: _native_halves(builder, found, pair, vector)
     if kind.native:
         found = [table(index, _BYTES) for index in range(4)]
@@ -297,7 +341,9 @@ def _fp8(builder: Any, codes: Any) -> Any:
     """4 bits of exponent and 3 of mantissa, in float32's places; exponents there are 120 more."""
     words = builder.zext(codes, _WORDS)
     size = builder.shl(builder.and_(words, _words(0x7F)), _words(20))
-    scaled = builder.fmul(builder.bitcast(size, _NUMBERS), ir.Constant(_NUMBERS, [2.0**120] * LANES))
+    scaled = builder.fmul(
+        builder.bitcast(size, _NUMBERS), ir.Constant(_NUMBERS, [2.0**120] * LANES)
+    )
     sign = builder.shl(builder.and_(words, _words(0x80)), _words(24))
     return builder.bitcast(builder.or_(builder.bitcast(scaled, _WORDS), sign), _NUMBERS)
 
@@ -334,6 +380,10 @@ def _words_of(values: list[int]) -> Any:
 def _broadcast(builder: Any, value: Any, kind: Any) -> Any:
     first = builder.insert_element(ir.Constant(kind, ir.Undefined), value, ir.Constant(_WORD, 0))
     return builder.shuffle_vector(first, ir.Constant(kind, ir.Undefined), _words(0))
+
+
+def _times(builder: Any, value: Any, factor: int) -> Any:
+    return builder.mul(value, ir.Constant(_ADDRESS, factor))
 
 
 def _after(builder: Any, place: Any, offset: int) -> Any:
