@@ -106,6 +106,17 @@ class PackedWeight:
     inputs: int
 
 
+@dataclass(frozen=True, slots=True)
+class Places:
+    """Which row of x each computed row is, and which row of the outputs."""
+
+    sources_P: npt.NDArray[np.int64]
+    targets_P: npt.NDArray[np.int64]
+
+    def addresses(self) -> tuple[int, int]:
+        return self.sources_P.ctypes.data, self.targets_P.ctypes.data
+
+
 def can_pack(group: int, inputs: int) -> bool:
     """Whether no group but the last ends within a pair of inputs."""
     return group % 2 == 0 or group >= inputs
@@ -231,12 +242,12 @@ def multiply_parts(
     dtype: torch.dtype,
     parts_U3: npt.NDArray[np.int64],
     factors_T: torch.Tensor | None = None,
-    places: tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]] | None = None,
+    places: Places | None = None,
 ) -> torch.Tensor:
-    """The outputs [P, O] of parts of rows, each with an expert. `places` are the rows of x and of
-    the outputs, if they are not 0, 1, 2, ..."""
+    """The outputs [P, O] of parts of at most PART_ROWS rows, each with an expert: its number, and
+    its rows [begin, end)."""
     blocks, outputs = packed.codes_EBHY.shape[1], packed.outputs
-    rows = len(x_TI) if places is None else len(places[1])
+    rows = len(x_TI) if places is None else len(places.targets_P)
     if x_TI.dtype not in (torch.float32, torch.bfloat16):
         x_TI = x_TI.float()
     rounded = dtype == torch.bfloat16
@@ -250,7 +261,7 @@ def multiply_parts(
         task = np.zeros(1, _PRODUCT)
         task[0] = (
             *(NONE_TAKEN, len(parts_U3), parts_U3.ctypes.data),
-            *((0, 0) if places is None else (each.ctypes.data for each in places)),
+            *((0, 0) if places is None else places.addresses()),
             *(blocks, pairs, group_pairs, packed.scales_EBGW.shape[2]),
             *(packed.codes_EBHY.data_ptr(), packed.scales_EBGW.data_ptr(), shifts, bias),
             *(tables.data_ptr(), 0 if factors_T is None else factors_T.data_ptr()),
