@@ -8,9 +8,10 @@ from __future__ import annotations
 
 import json
 import random
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 # The first whose standard prompts have 3,013 tokens in all, as those that the rivals were first
 # measured with.
@@ -94,9 +95,9 @@ MID = Shape(hidden=768, layers=16, mlp=2304, heads=12, kv_heads=4, head_dim=64) 
 TINY = Shape(hidden=256, layers=4, mlp=768, heads=8, kv_heads=2, head_dim=32)
 
 
-def write_config(folder: Path, shape: Shape) -> None:
+def write_config(folder: Path, shape: Shape, quantization: Mapping[str, Any] | None = None) -> None:
     """What an engine needs to draw weights of this shape itself."""
-    config = {
+    config: dict[str, Any] = {
         "architectures": ["Qwen3ForCausalLM"],
         "model_type": "qwen3",
         "vocab_size": VOCAB,
@@ -111,6 +112,8 @@ def write_config(folder: Path, shape: Shape) -> None:
         "rms_norm_eps": 1e-6,
         "tie_word_embeddings": True,
     }
+    if quantization is not None:
+        config["quantization_config"] = quantization
     (folder / "config.json").write_text(json.dumps(config))
 
 
