@@ -30,17 +30,16 @@ _FUNCTION = ctypes.CFUNCTYPE(None, ctypes.c_void_p)
 # Compiles the functions that kernels call.
 inlined = numba.njit(nogil=True, error_model="numpy")
 
+# Identifies the sources of all kernels, as this process has imported them.
+_SOURCES = hashlib.sha256(
+    b"".join(path.read_bytes() for path in sorted(Path(__file__).parent.glob("*.py")))
+).hexdigest()[:16]
+
 
 @inlined
 def keep(array: Any) -> None:
     """Keep an array until here. numba frees an array after its last use, and does not know who uses
     its address."""
-
-
-# Identifies the sources of all kernels, as this process has imported them.
-_SOURCES = hashlib.sha256(
-    b"".join(path.read_bytes() for path in sorted(Path(__file__).parent.glob("*.py")))
-).hexdigest()[:16]
 
 
 def run_kernel(function: Callable[[Any], None], task: npt.NDArray[Any]) -> None:

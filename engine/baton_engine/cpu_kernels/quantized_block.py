@@ -7,15 +7,14 @@ Inputs are taken in pairs. The codes of a pair are one load of 64 bytes for each
 
 - 4 bits: a word of 32 bits has the codes of 4 outputs, 16 apart, for the first input of the pair,
   and then those for the second, from the lowest bits on.
-- 8 bits: two loads with 2 x 16 outputs each, in the order in which `vpunpcklbw` and `vpunpckhbw`
-  join bytes, see places_of_bytes().
+- 8 bits: two loads with 2 x 16 outputs each, in the order in which AVX-512 joins bytes, see
+  places_of_bytes().
 
 With `native`, a CPU with AVX-512 BF16 looks up the bfloat16 numbers of both inputs in one
 instruction for 32 codes of 4 bits, or two for 64 of 8 bits, and adds their products with x in one
-more. Codes of 8 bits are a sign and 7 bits that are looked up. No integer of 8 bits more than 127
-has a number of its own there, so int8 is stored as the number + 1/2: its sign and magnitude are
-n + 1/2 with n from 0 to 127, which are exact in bfloat16. Sums begin at -1/2 times the sum of the
-group's inputs then.
+more. Of a code of 8 bits, 7 are looked up, and one is the sign. This cannot hold -128, so int8 is
+stored as the sign and magnitude of the number + 1/2, which is n + 1/2 with n from 0 to 127 and
+exact in bfloat16. Sums then begin at -1/2 times the sum of the group's inputs.
 
 Other CPUs compute in float32, the second input of a pair before the first.
 """

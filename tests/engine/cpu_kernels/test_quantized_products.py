@@ -7,6 +7,7 @@ import dataclasses
 from collections.abc import Iterator
 from typing import Any, NamedTuple
 
+import llvmlite.binding as llvm
 import numpy as np
 import pytest
 import torch
@@ -170,33 +171,38 @@ def test_experts_are_the_twins_and_a_token_has_the_same_bits_in_any_step(
 
 
 @pytest.mark.parametrize(
-    ("bits", "decoding"), [(4, "table"), (8, "int8"), (8, "fp8")], ids=lambda value: str(value)
+    ("bits", "decoding", "dtype"),
+    [
+        (4, "table", torch.float32),
+        (4, "table", torch.bfloat16),
+        (8, "int8", torch.float32),
+        (8, "fp8", torch.bfloat16),
+    ],
+    ids=str,
 )
-def test_cpus_without_avx512_have_the_same_sums_in_float32(bits: int, decoding: Decoding) -> None:
-    """Each kind of registers adds in the same order."""
-    pairs = 5
-    codes = torch.randint(0, 0x7F, (pairs, 16 * bits), dtype=torch.uint8)
-    x, scales = noise(2, 2 * pairs).cpu(), noise(COLUMNS, seed=1).cpu()
-    table, starts = noise(16, seed=2).cpu(), torch.zeros(2)
-    places = np.array([row.data_ptr() for row in x], np.int64)
+def test_sums_have_the_same_bits_with_any_registers_and_instructions(
+    bits: int, decoding: Decoding, dtype: torch.dtype
+) -> None:
+    pairs, bf16 = 5, dtype == torch.bfloat16
+    codes = torch.randint(0, 0x77, (pairs, 16 * bits), dtype=torch.uint8)
+    x, scales = noise(2, 2 * pairs, dtype=dtype).cpu(), noise(COLUMNS, seed=1).cpu()
+    exact = torch.arange(16.0) - 8
+    starts, places = torch.zeros(2), np.array([row.data_ptr() for row in x], np.int64)
+    features = llvm.get_host_cpu_features()
+    wide = bool(features.get("avx512f"))
+    native = bf16 and bits == 4 and bool(features.get("avx512bf16"))
     found = []
-    for wide in (False, True):
-        if wide and not _has_avx512():
-            continue
-        multiply = group_product(2, BlockKind(bits, decoding, False, False, wide), unpacked=False)
+    for use_native, use_wide in {(False, False), (False, wide), (native, wide)}:
+        kind = BlockKind(bits, decoding, bf16, use_native, use_wide)
+        table = torch.cat([exact, exact]).bfloat16() if use_native else exact
         totals = torch.zeros(2, COLUMNS)
-        _called(multiply)(
+        _called(group_product(2, kind, unpacked=False))(
             *(codes.data_ptr(), places.ctypes.data, 0, pairs, table.data_ptr()),
             *(starts.data_ptr(), scales.data_ptr(), totals.data_ptr()),
         )
         found.append(totals)
     assert found[0].abs().sum() > 0
     assert all(torch.equal(each, found[0]) for each in found)
-
-
-def _has_avx512() -> bool:
-    with open("/proc/cpuinfo") as lines:
-        return "avx512f" in lines.read()
 
 
 def _called(multiply: Any) -> Any:
