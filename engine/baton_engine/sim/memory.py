@@ -33,11 +33,11 @@ class SimMemory:
         self.layout = layout
         field, fields = layout.kv_fields[0], len(layout.kv_fields)
         words = field.row_bytes // WORD_BYTES
-        shape = (layout.group_layers, fields, field.heads)
+        shape = (layout.layer_slots(), fields, field.heads)
         self._pool: Words = np.zeros(
             (num_blocks + 1, *shape, layout.block_size, words), dtype=np.uint64
         )
-        shards, pieces = layout.kv_shards, fields * layout.group_layers
+        shards, pieces = layout.kv_shards, fields * layout.layer_slots()
         self._bytes = self._pool.view(np.uint8).reshape(num_blocks + 1, pieces, shards, -1)
         self._heads = self._pool.reshape(
             num_blocks + 1, *shape[:2], shards, -1, layout.block_size, words
@@ -58,7 +58,9 @@ class SimMemory:
         self._salts: list[int] = [1, *_odd_words(others, 4).tolist()]
         self._shares: list[int] = [1, *_odd_words(others, 5).tolist()]
 
-    def read(self, blocks: Sequence[BlockId], into: memoryview, shard: int = 0) -> None:
+    def read(
+        self, blocks: Sequence[BlockId], into: memoryview, shard: int = 0, group: int = 0
+    ) -> None:
         out = self._checked(blocks, into)
         for index, block in enumerate(blocks):
             np.copyto(out[index], self._bytes[block, :, shard])
@@ -66,7 +68,9 @@ class SimMemory:
     def views(self, blocks: Sequence[BlockId]) -> None:
         """None: each write has to update the digests."""
 
-    def write(self, blocks: Sequence[BlockId], data: memoryview, shard: int = 0) -> None:
+    def write(
+        self, blocks: Sequence[BlockId], data: memoryview, shard: int = 0, group: int = 0
+    ) -> None:
         source = self._checked(blocks, data)
         factors = self._factors[:, :, shard]
         for index, block in enumerate(blocks):

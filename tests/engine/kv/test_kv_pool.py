@@ -101,7 +101,7 @@ def test_a_field_is_a_view_of_its_bytes_in_each_layer(device: str, name: str) ->
         np.testing.assert_array_equal(actual, expected)
         assert not view[2].any()
         begin += size
-    assert begin == layout.layer_bytes
+    assert begin == layout.layer_bytes()
 
 
 @pytest.mark.parametrize("device", DEVICES)

@@ -29,7 +29,7 @@ def test_layers_of_equal_window_share_blocks_and_groups_without_a_window_come_fi
     windows: Windows, expected: list[tuple[tuple[int, ...], int | None]]
 ) -> None:
     config = replace(config_of(num_layers=len(windows) or 4), windows=tuple(windows))
-    assert [(group.layers, group.window) for group in groups_of(config)] == expected
+    assert [(group.layers, group.window) for group in groups_of(config, "float32")] == expected
 
 
 @pytest.mark.parametrize(
@@ -45,7 +45,7 @@ def test_larger_sets_of_layers_are_split_so_that_little_of_the_blocks_is_unused(
 ) -> None:
     layers = full + windowed
     windows = (None,) * full + (512,) * windowed
-    groups = groups_of(replace(config_of(num_layers=layers), windows=windows))
+    groups = groups_of(replace(config_of(num_layers=layers), windows=windows), "float32")
     assert sorted(layer for group in groups for layer in group.layers) == list(range(layers))
     assert [len(group.layers) for group in groups] == sizes
     slots = len(groups) * max(sizes)
