@@ -160,9 +160,10 @@ def _window_of(options: Mapping[str, Any]) -> int | None:
     if mask is None:
         window: int | None = options.get("sliding_window")
         return window
-    if not hasattr(mask, WINDOW):
+    whole = mask if mask._base is None else mask._base  # a view may have all its rows
+    if not hasattr(whole, WINDOW) or whole.shape != mask.shape:
         raise _Refused("it has a mask of its own")
-    kept: int | None = getattr(mask, WINDOW)
+    kept: int | None = getattr(whole, WINDOW)
     return kept
 
 
