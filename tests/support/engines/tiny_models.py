@@ -561,7 +561,7 @@ BRIDGE_MODELS: dict[str, Tiny] = {
         },
         embed_std=0.03,
     ),
-    # Heads of two sizes, and layers that use the keys and values of earlier ones.
+    # Heads of two sizes, layers that use the keys and values of earlier ones, and no window.
     "gemma4-shared": Tiny(
         "gemma4_text",
         0.2,
@@ -572,7 +572,7 @@ BRIDGE_MODELS: dict[str, Tiny] = {
             "hidden_size_per_layer_input": 8,
             "vocab_size_per_layer_input": VOCAB,
             "num_kv_shared_layers": 2,
-            "sliding_window": 40,
+            "sliding_window": MAX_POSITIONS,
             "layer_types": ["sliding_attention", "full_attention"] * 2,
         },
         embed_std=0.03,
