@@ -64,6 +64,7 @@ class PagedRows:
                 orders=orders,
             )
         self._scores = (shared + count) * splits.keys
+        self._split = splits.keys
 
     def attend(
         self,
@@ -73,6 +74,8 @@ class PagedRows:
         sinks_N: torch.Tensor | None = None,
     ) -> torch.Tensor:
         kv, own, common = self._kv, self._own, self._common
+        if kv.by_split:
+            return self._attend_by_split(layer, q_RNH, spec)
         q_QH = q_RNH.reshape(-1, q_RNH.shape[-1])
         out_RNV = q_RNH.new_empty(*q_RNH.shape[:2], kv.value_dim)
         # Made for each layer, because a step may have many groups.
@@ -97,6 +100,25 @@ class PagedRows:
         if common is not None:  # its splits come first
             common.compute(Part.SUMS, arrays, spec.scale)
         own.compute(Part.SUMS | Part.OUTPUT, arrays, spec.scale)
+        return out_RNV
+
+
+    def _attend_by_split(
+        self, layer: int, q_RNH: torch.Tensor, spec: AttentionSpec
+    ) -> torch.Tensor:
+        """The same with weights by split, in which K and V of a split are read together."""
+        kv, own, common = self._kv, self._own, self._common
+        assert spec.soft_cap is None, "weights by split with a soft cap"
+        q_QH = q_RNH.reshape(-1, q_RNH.shape[-1])
+        out_RNV = q_RNH.new_empty(*q_RNH.shape[:2], kv.value_dim)
+        scores_QS, sums_QV = torch.empty(len(q_QH), self._split), torch.empty(len(q_QH), kv.value_dim)
+        states_Q4 = torch.empty(len(q_QH), 4)
+        arrays = Arrays(kv.layers[layer], q_QH, scores_QS, sums_QV, out_RNV, states_Q4=states_Q4)
+        first = Part.NO_SUMS | Part.SPLITS
+        if common is not None:  # its splits come first
+            common.compute(first, arrays, spec.scale)
+            first = Part.SPLITS
+        own.compute(first | Part.OUTPUT, arrays, spec.scale)
         return out_RNV
 
 

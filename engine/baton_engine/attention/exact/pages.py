@@ -109,6 +109,8 @@ class PagedKV:
         self.num_heads = spec.num_heads
         self.num_kv_heads, self.block_size, self.head_dim = self.layers[0].k_PKBH.shape[1:]
         self.value_dim = spec.value_dim
+        # Whether attention has weights by split (see cpu_kernels.softmax).
+        self.by_split = spec.latent and self.device.type == "cpu"
         self.places = memory.layout.layer_places
         self._latent = spec.latent
         self._k = FieldRows([layer.k_PKBH for layer in self.layers])
