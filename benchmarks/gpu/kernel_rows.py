@@ -5,8 +5,8 @@ engine calls; what it must give, by its torch twin or by definition; and the lea
 operations that it takes. Sizes are those of models; in a dry run they are tiny.
 
 Shapes: T tokens, D hidden size, F MLP size, N query heads, K kv heads, Z = N + 2 K, H head_dim,
-S samples, V vocabulary or numbers of a head of v, E experts, C experts of a token, O and I a linear's output and input size,
-B block size, J keys of a row, M blocks of a row.
+S samples, V vocabulary or numbers of a head of v, E experts, C experts of a token, O and I a
+linear's output and input size, B block size, J keys of a row, M blocks of a row.
 """
 
 from __future__ import annotations
@@ -282,7 +282,7 @@ def attention(
 def latent_attention(
     setup: Setup, model: str, spans: Sequence[tuple[int, int]], *, exact: bool = False
 ) -> Trial:
-    """Attention over latent rows, which hold k of all query heads and, as their first numbers, v."""
+    """Attention over latent rows: k of all query heads and, as its first numbers, v."""
     latent, spans = DRY_LATENT if setup.dry else LATENTS[model], spans_of(setup, spans)
     dtype = str(setup.dtype).removeprefix("torch.")
     layout = KVLayout.of_fields(
@@ -541,7 +541,10 @@ def by_definition(
         count = len(row.tokens)
         end = row.start + count
         k_NJH, v_NJV = (
-            pages[list(row.blocks)].float().transpose(0, 1).flatten(1, 2)[:, :end]
+            pages[list(row.blocks)]
+            .float()
+            .transpose(0, 1)
+            .flatten(1, 2)[:, :end]
             .repeat_interleave(group, dim=0)
             for pages in (kv.k_PKBH, kv.v_PKBV)
         )
@@ -662,7 +665,8 @@ ROWS: tuple[KernelRow, ...] = (
     ),
     *(
         KernelRow(
-            f"latent attention, {model}, {name}", partial(latent_attention, model=model, spans=spans)
+            f"latent attention, {model}, {name}",
+            partial(latent_attention, model=model, spans=spans),
         )
         for model in LATENTS
         for name, spans in LATENT_STEPS.items()

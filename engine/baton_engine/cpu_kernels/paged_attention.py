@@ -209,9 +209,12 @@ def _score_pages(
         if task.parts & _SUMS:
             if first < task.split and _sees_page(task, x, page):
                 _prefetch_all(_value_page(task, x, page), task.block * task.value_slot_bytes)
-        elif end <= first + task.block and first < end and following < task.matrices:
-            if _sees_page(task, following, 0):
-                _prefetch_all(_key_page(task, following, 0), page_bytes)
+        elif (
+            (end <= first + task.block and first < end)
+            and following < task.matrices
+            and _sees_page(task, following, 0)
+        ):
+            _prefetch_all(_key_page(task, following, 0), page_bytes)
         for unit in range(first, first + task.block, UNIT):
             seen = begin < unit + UNIT and unit < end
             if seen:

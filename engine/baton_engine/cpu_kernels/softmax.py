@@ -46,8 +46,8 @@ from baton_engine.cpu_kernels.vectors import (
 # The argument of the softmax kernels. `source` is the address of float32 scores [X, Y, L], or that
 # of a bfloat16 array whose sum with `lost` is the scores. `seen` is the address of int32 [M, 2]: of
 # each row, the keys [begin, end) that it sees. `sinks` is the address of float32 [X, M], or 0 if
-# rows have no sink. Weights go to `target`, [X, C, Y, S]. If `factors` is not 0, they are weights by
-# split, and it is the address of SplitFactors.factors_XMC2.
+# rows have no sink. Weights go to `target`, [X, C, Y, S]. If `factors` is not 0, they are weights
+# by split, and it is the address of SplitFactors.factors_XMC2.
 _SOFTMAX = np.dtype(
     [
         COUNTER,
@@ -112,7 +112,11 @@ def prompt_weights(
     task[0] = (
         *(NONE_TAKEN, matrices, len(seen_M2), height, keys, split, near_XYL.data_ptr()),
         *(lost_XYL.data_ptr(), seen_M2.ctypes.data, _address(sinks_XM)),
-        *(weights_XCYS.data_ptr(), 0 if factors is None else factors.factors_XMC2.data_ptr(), scale),
+        *(
+            weights_XCYS.data_ptr(),
+            0 if factors is None else factors.factors_XMC2.data_ptr(),
+            scale,
+        ),
     )
     if isinstance(scores, tuple):
         function = bf16_softmax_of_sums
@@ -215,7 +219,9 @@ def joined(top: Any, total: Any, part_top: Any, part_total: Any) -> Any:
 
 
 @inlined
-def _split_weights(scratch: int, first: int, end: int, split: int, factors: int, splits: int) -> None:
+def _split_weights(
+    scratch: int, first: int, end: int, split: int, factors: int, splits: int
+) -> None:
     """Replace the scores of keys [first, end) of a row by weights by split, and write the row's
     factors."""
     top, total = HIDDEN, ZERO

@@ -119,6 +119,7 @@ class PagedMatrices:
         )
         function = bf16_attention if bf16 else fp32_attention
         if Part.SPLITS in parts:
+            assert arrays.states_Q4 is not None, "weights by split without states"
             function = bf16_attention_by_split if bf16 else fp32_attention_by_split
         run_kernel(function, self._task)
 
