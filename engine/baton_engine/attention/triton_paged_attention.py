@@ -65,10 +65,11 @@ PROGRAMS_PER_PROCESSOR = 4
 JOIN_STAGES = tl.constexpr(4)
 # The most query heads that one program computes with latent rows. A multiprocessor has 64 Ki
 # registers: the sums of 512 numbers of 64 heads take half of them, and those of 128 heads would
-# take all, with none left for products. Compiled for an H100, these spill 3,700 bytes per thread and
-# take 256 KiB of shared memory, of which it has 227. With `exact` there are two of each sum, and 32
-# heads spill 180 bytes. With more heads, several programs read the same rows. They are neighbours
-# in the grid, so they run at the same time, and the cache has the rows for all but the first.
+# take all, with none left for products. Compiled for an H100, these spill 3,700 bytes per thread
+# and take 256 KiB of shared memory, of which it has 227. With `exact` there are two of each sum,
+# and 32 heads spill 180 bytes. With more heads, several programs read the same rows. They are
+# neighbours in the grid, so they run at the same time, and the cache has the rows for all but the
+# first.
 MOST_LATENT, EXACT_MOST_LATENT = 64, 16
 FLOAT32_BYTES = 4
 LOG2_E = tl.constexpr(1.4426950408889634)
