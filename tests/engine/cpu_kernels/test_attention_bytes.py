@@ -86,7 +86,6 @@ def counting() -> Counting:
     counts = np.zeros(1 << 16, np.int64)
     at = counts.ctypes.data
 
-    @numba.cfunc(numba.types.void(numba.types.int64))
     def note_line(place: int) -> None:
         begin = vectors.load_address(at + BEGIN)
         if begin <= place and place < vectors.load_address(at + END):
@@ -97,27 +96,28 @@ def counting() -> Counting:
                 vectors.store_address(at + READ, read)
             vectors.store_address(line, read)
 
-    @intrinsic
-    def note(typing: Any, place: Any) -> Any:
+    line_noted = numba.cfunc(numba.types.void(numba.types.int64))(note_line)
+
+    def call_it(typing: Any, place: Any) -> Any:
         """Call note_line(). Code in place of each call would take a minute to compile."""
 
         def emit(context: Any, builder: Any, signature: Any, given: Any) -> Any:
             kind = ir.FunctionType(ir.VoidType(), [ir.IntType(64)])
-            target = ir.Constant(ir.IntType(64), note_line.address)
+            target = ir.Constant(ir.IntType(64), line_noted.address)
             builder.call(builder.inttoptr(target, kind.as_pointer()), given)
             return context.get_dummy_value()
 
         return numba.types.void(numba.types.int64), emit
 
+    note = intrinsic(call_it)
+
     def noting(operation: Callable[[int], Any]) -> Any:
-        @inlined
         def noted(place: int) -> Any:
             note(place)
             return operation(place)
 
-        return noted
+        return inlined(noted)
 
-    @inlined
     def store_transposed(place: int, row_bytes: int, target: int) -> None:
         for row in range(vectors.LANES):
             note(place + row * row_bytes)
@@ -131,7 +131,7 @@ def counting() -> Counting:
     # numba compiles at the first call, with what the names stand for then.
     for name in ("load", "load_words", "prefetch"):
         setattr(kernels, name, noting(getattr(vectors, name)))
-    kernels.store_transposed = store_transposed  # type: ignore[attr-defined]
+    kernels.store_transposed = inlined(store_transposed)  # type: ignore[attr-defined]
     return Counting(counts, kernels)
 
 

@@ -77,8 +77,8 @@ class CopiedRows:
             sinks_XG = sinks_N.repeat(rows).view(scores_XGL.shape[:2])
         factors = None
         if kv.by_split:
-            splits = scores_XGL.shape[2] // self._splits.keys
-            factors = SplitFactors.empty(*scores_XGL.shape[:2], splits)
+            matrices, group, keys = scores_XGL.shape
+            factors = SplitFactors.empty(matrices, group, keys // self._splits.keys)
         weights_XGCS = self._splits.weights(scores_XGL, sinks_XG, factors)
         out_XGV = sum_splits(self._sums(layer, weights_XGCS), factors)
         return out_XGV.to(q_RNH.dtype).view(rows, heads, kv.value_dim)
