@@ -109,6 +109,8 @@ class PagedKV:
         self.num_heads = spec.num_heads
         self.num_kv_heads, self.block_size, self.head_dim = first.k_PKBH.shape[1:]
         self.value_dim = spec.value_dim
+        # Whether attention has weights by split (see cpu_kernels.softmax).
+        self.by_split = spec.latent and self.device.type == "cpu"
         self._latent = spec.latent
         self._k = FieldRows({layer: kv.k_PKBH for layer, kv in layers.items()})
         self._v = self._k
