@@ -65,8 +65,8 @@ def prompt_of(seed: int) -> bytes:
 
 def close(one: bytes, other: bytes) -> bool:
     """Whether two pages have the same float32 numbers up to rounding."""
-    numbers = [np.frombuffer(page, np.float32) for page in (one, other)]
-    return np.allclose(*numbers, rtol=0.0, atol=ROUNDING)
+    first, second = np.frombuffer(one, np.float32), np.frombuffer(other, np.float32)
+    return np.allclose(first, second, rtol=0.0, atol=ROUNDING)
 
 
 class KVTestbed:
