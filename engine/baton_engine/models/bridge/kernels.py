@@ -40,7 +40,11 @@ TOLERANCE = 1e-5
 
 def use_kernels(module: torch.nn.Module, slots: WeightSlots) -> None:
     """To be called before linear layers are packed: it stacks some of them."""
-    for name, part in list(module.named_modules()):
+    # Names, because a list of the modules would keep the weights. Linear layers are parts of MLPs.
+    for name in [
+        name for name, part in module.named_modules() if not isinstance(part, torch.nn.Linear)
+    ]:
+        part = module.get_submodule(name)
         if len(inspect.signature(part.forward).parameters) != 1:
             continue
         forward = _norm(part, slots.ops) or _gated_mlp(name, part, slots)
