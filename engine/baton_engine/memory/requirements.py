@@ -23,6 +23,9 @@ CPU_SHARE = 0.9
 # tokens of a small model, so a large card gets longer steps. An A100 with "40 GB" has 42 * 10^9
 # bytes.
 BATCHED_TOKENS_CPU = {"float32": 256, "bfloat16": 512}
+# A step of a mixture reads the weights of all its experts, and each computes only some tokens. With
+# 32 experts of which a token takes 4, twice the tokens per step computed prompts 1.1 times as fast.
+MIXTURE_STEPS_CPU = 2
 BATCHED_TOKENS_CUDA = 2048
 BATCHED_TOKENS_LARGE_CARD = 8192
 LARGE_CARD_BYTES = 40 * 10**9
@@ -59,7 +62,8 @@ def demand_of(
         and kernels == "triton"
         and not settings.enforce_eager
         and config.bridge is None,
-        max_batched_tokens=settings.max_batched_tokens or batched_tokens(dtype, card),
+        max_batched_tokens=settings.max_batched_tokens
+        or batched_tokens(dtype, card, experts=config.experts is not None),
         max_num_seqs=settings.max_num_seqs,
         max_model_len=wanted,
         kv_memory=settings.kv_memory,
@@ -68,10 +72,10 @@ def demand_of(
     )
 
 
-def batched_tokens(dtype: str, card: int | None) -> int:
+def batched_tokens(dtype: str, card: int | None, *, experts: bool = False) -> int:
     """The default of --max-batched-tokens on a GPU with `card` bytes of memory; None: on a CPU."""
     if card is None:
-        return BATCHED_TOKENS_CPU[dtype]
+        return BATCHED_TOKENS_CPU[dtype] * (MIXTURE_STEPS_CPU if experts else 1)
     return BATCHED_TOKENS_LARGE_CARD if card >= LARGE_CARD_BYTES else BATCHED_TOKENS_CUDA
 
 
