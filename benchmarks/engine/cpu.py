@@ -55,8 +55,8 @@ def main() -> None:
         folder = Path(name) / "model"
         parameters = save_model(folder, shape)
         print(
-            f"{parameters / 1e6:.0f}M parameters per token, {options.threads} threads; matrix product "
-            f"256x2304x4608: {', '.join(f'{matrix_gflops(d):.0f} GFLOP/s in {d}' for d in DTYPES)}"
+            f"{parameters / 1e6:.0f}M parameters per token, {options.threads} threads; matrix "
+            f"product 256x2304x4608: {', '.join(f'{matrix_gflops(d):.0f} GFLOP/s in {d}' for d in DTYPES)}"
         )
         sides = make_sides(folder, options)
         for side in sides:
