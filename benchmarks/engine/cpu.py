@@ -54,9 +54,10 @@ def main() -> None:
     with tempfile.TemporaryDirectory(prefix="baton-bench-") as name, ExitStack() as stack:
         folder = Path(name) / "model"
         parameters = save_model(folder, shape)
+        speeds = ", ".join(f"{matrix_gflops(dtype):.0f} GFLOP/s in {dtype}" for dtype in DTYPES)
         print(
-            f"{parameters / 1e6:.0f}M parameters per token, {options.threads} threads; matrix "
-            f"product 256x2304x4608: {', '.join(f'{matrix_gflops(d):.0f} GFLOP/s in {d}' for d in DTYPES)}"
+            f"{parameters / 1e6:.0f}M parameters per token, {options.threads} threads; "
+            f"matrix product 256x2304x4608: {speeds}"
         )
         sides = make_sides(folder, options)
         for side in sides:
