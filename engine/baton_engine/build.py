@@ -158,6 +158,7 @@ def _load_model(settings: TorchSettings, plan: EnginePlan) -> Model:
         *(dtype, plan.device, ops_for(plan.kernels)),
         method_of=linear_methods(plan.kernels, exact=plan.exact),
         exact_rows=plan.demand.max_batched_tokens if plan.exact else None,
+        quantization=plan.config.quantization,
     )
     if plan.config.bridge is not None:
         return _load_bridged(settings, plan, slots)

@@ -7,7 +7,6 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from baton_engine.config.config_json import (
-    DTYPES,
     MOST_LAYERS,
     ConfigFields,
     checkpoint_dtype,
@@ -168,12 +167,6 @@ class Dense:
         if named is not None and ACTIVATIONS.get(named) != self.activation:
             raise UnsupportedModel(
                 f"{self.activation_key} {shown(named)} is not supported; only {self.activation}"
-            )
-        if quantization := fields.part("quantization_config"):
-            method = shown(quantization.get("quant_method", "unknown"))
-            raise UnsupportedModel(
-                f"quantization_config {method} is not supported; only weights in "
-                f"{', '.join(DTYPES)}"
             )
         for key in EXPERT_COUNTS if self.experts is None else ():
             if values.get(key):

@@ -10,7 +10,7 @@ which needs torch, when the model is built.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from importlib.metadata import EntryPoint, entry_points
 from pathlib import Path
 from typing import Any
@@ -19,6 +19,8 @@ from baton_engine.config.config_json import CONFIG, GENERATION, ConfigFields, re
 from baton_engine.config.engine_config import ModelImpl
 from baton_engine.config.layer_counts import DECODER, LayerCounts
 from baton_engine.config.model_config import ModelConfig
+from baton_engine.config.quantization.read import KEY as QUANTIZATION
+from baton_engine.config.quantization.read import read_quantization
 from baton_engine.errors import ModelError, UnsupportedModel
 
 GROUP = "baton.model_families"
@@ -111,7 +113,7 @@ def config_of(values: Json, generation: Json, impl: ModelImpl = "auto") -> Model
     """The config in the content of a config.json and a generation_config.json; raises as
     read_config() does."""
     architecture, family = _family_of(values, impl)
-    config = family.read({**values, "architectures": [architecture]}, generation)
+    config = _read(family, {**values, "architectures": [architecture]}, generation)
     if config.num_heads % config.num_kv_heads:
         raise UnsupportedModel(
             f"num_attention_heads {config.num_heads} is no multiple of num_key_value_heads "
@@ -120,6 +122,20 @@ def config_of(values: Json, generation: Json, impl: ModelImpl = "auto") -> Model
     if config.head_dim % 2:
         raise UnsupportedModel(f"head_dim {config.head_dim} is odd; rope needs an even one")
     return config.limited_to(None)
+
+
+def _read(family: Family, values: Json, generation: Json) -> ModelConfig:
+    """Families do not see how weights are quantized: their layers have the same shapes."""
+    plain = {key: value for key, value in values.items() if key != QUANTIZATION}
+    config = family.read(plain, generation)
+    if config.bridge is None:
+        return replace(config, quantization=read_quantization(values))
+    if values.get(QUANTIZATION):
+        raise UnsupportedModel(
+            f"{config.architecture}, which transformers' code computes: {QUANTIZATION} is not "
+            "supported"
+        )
+    return config
 
 
 def _family_of(values: Json, impl: ModelImpl) -> tuple[str, Family]:

@@ -13,6 +13,7 @@ from typing import Literal
 
 from baton_engine.config.experts import ExpertsConfig
 from baton_engine.config.latent import LatentConfig
+from baton_engine.config.quantization.scheme import QuantizationConfig
 from baton_protocol.layout import LATENT, KVField, keys_and_values
 
 Activation = Literal["silu", "gelu_tanh"]
@@ -146,6 +147,7 @@ class ModelConfig:
     clip_qkv: float | None = None  # q, k and v are at most this and at least minus this
     unused_tensors: tuple[str, ...] = ()
     bridge: BridgeConfig | None = None
+    quantization: QuantizationConfig | None = None  # None: plain weights
     # Keys of config.json that the family does not read, and their values as canonical JSON.
     unread: tuple[tuple[str, str], ...] = ()
 

@@ -13,9 +13,11 @@ from collections.abc import Sequence
 
 import torch
 
+from baton_engine.attention.exact.row_rule import Product
 from baton_engine.attention.interface import StepAttention
 from baton_engine.config.model_config import ModelConfig
 from baton_engine.layers.linear_method import plain_product
+from baton_engine.layers.linear_weights import LinearWeights, in_order, product_of
 from baton_engine.layers.parameter import WeightSlots
 from baton_engine.layers.rotary import HeadNorm, RopeTables
 
@@ -34,26 +36,35 @@ class Linear:
     ) -> None:
         """The weight has the compute dtype, unless `dtype` is another."""
         self.shape = (sum(rows), width)  # out, in
-        self._name = prefixes[0]
-        self._weight_OI: torch.Tensor | None = slots.stacked(
-            [f"{prefix}.weight" for prefix in prefixes], rows, width, dtype=dtype
-        )
+        self._names, self._rows = prefixes, rows
+        self._weights = LinearWeights(slots, prefixes, rows, width, dtype)
         names = [f"{prefix}.bias" for prefix in prefixes]
         self._bias_O = slots.stacked(names, rows, dtype=dtype) if bias else None
-        self._product = plain_product(self._weight_OI, self._bias_O)
+        self._order_O: torch.Tensor | None = None
+        self._product: Product
+        if self._weights.plain_OI is not None:
+            self._product = plain_product(self._weights.plain_OI, self._bias_O)
         slots.when_filled(lambda: self._pack(slots))
 
     def reorder(self, order_O: torch.Tensor) -> None:
-        """Give the outputs another order; before the weight is packed."""
-        assert self._weight_OI is not None, "the weight is packed"
-        for tensor in (self._weight_OI, self._bias_O):
-            if tensor is not None:
-                tensor.copy_(tensor[order_O.to(tensor.device)])
+        """Give the outputs of a single projection another order, once they are loaded."""
+        assert len(self._names) == 1, "several projections"
+        self._order_O = order_O
 
     def _pack(self, slots: WeightSlots) -> None:
-        assert self._weight_OI is not None
-        self._product = slots.product(self._name, self._weight_OI, self._bias_O)
-        self._weight_OI = None  # the product owns the weight or a packed copy of it
+        weights = self._weights.take()
+        if self._order_O is not None:
+            [weight] = weights
+            weights = [in_order(weight, self._order_O)]
+            if self._bias_O is not None:
+                self._bias_O = in_order(self._bias_O, self._order_O)
+        biases: Sequence[torch.Tensor | None] = [self._bias_O]
+        if len(weights) > 1:
+            biases = [None] * len(weights)
+            if self._bias_O is not None:
+                biases = torch.split(self._bias_O, [*self._rows])
+        parts = zip(self._names, weights, biases, strict=False)
+        self._product = product_of([slots.product(*part) for part in parts])
 
     def __call__(self, x_TI: torch.Tensor) -> torch.Tensor:
         return self._product(x_TI)

@@ -13,6 +13,11 @@ import torch
 import torch.nn.functional as F
 
 from baton_engine.cpu_kernels.experts import PackedExperts, can_pack, pack_experts
+from baton_engine.layers.quantization.quantized_weight import (
+    QuantizedWeight,
+    Weight,
+    quantized_twin,
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,8 +41,20 @@ class ExpertWeights:
     clamped: ClampedSwiGLU | None = None
 
 
-# The experts of a layer in the form that its Ops read.
-Experts = ExpertWeights | PackedExperts
+@dataclass(frozen=True, slots=True)
+class QuantizedExperts:
+    """As ExpertWeights, with quantized weights."""
+
+    gate_up_EGD: QuantizedWeight
+    down_EDF: QuantizedWeight
+    gate_up_bias_EG: torch.Tensor | None = None
+    down_bias_ED: torch.Tensor | None = None
+    clamped: ClampedSwiGLU | None = None
+
+
+# The experts of a layer as they are loaded, and in the form that its Ops read.
+LoadedExperts = ExpertWeights | QuantizedExperts
+Experts = LoadedExperts | PackedExperts
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,14 +65,14 @@ class Routes:
     weights_TC: torch.Tensor  # float32
 
 
-def experts_twin(x_TD: torch.Tensor, routes: Routes, weights: ExpertWeights) -> torch.Tensor:
+def experts_twin(x_TD: torch.Tensor, routes: Routes, weights: LoadedExperts) -> torch.Tensor:
     """The sum [T, D] of the outputs of each token's experts, times their weights.
 
     The products are in x's dtype; the sum is in float32, in the order of the routes, and rounded
     once. A token's bits may not depend on other tokens: kernels add in a fixed order, too.
     """
     sums_TD = torch.zeros(x_TD.shape, dtype=torch.float32, device=x_TD.device)
-    for expert in range(len(weights.down_EDF)):
+    for expert in range(weights.down_EDF.shape[0]):
         tokens, places = torch.where(routes.ids_TC == expert)
         out_SD = _one_expert(x_TD[tokens], weights, expert).float()
         sums_TD[tokens] += out_SD * routes.weights_TC[tokens, places, None]
@@ -73,10 +90,10 @@ def gated(gate_up_SG: torch.Tensor, clamped: ClampedSwiGLU | None) -> torch.Tens
     return inner_SF.to(gate_up_SG.dtype)
 
 
-def packed_experts(weights: ExpertWeights) -> Experts:
+def packed_experts(weights: LoadedExperts) -> Experts:
     """The weights for `cpu_kernels.experts`, on a CPU and in a dtype that it computes; else as they
     are. Packs them in place where their sizes allow it."""
-    if not can_pack(weights.down_EDF):
+    if isinstance(weights, QuantizedExperts) or not can_pack(weights.down_EDF):
         return weights
     clamped = weights.clamped
     return pack_experts(
@@ -86,15 +103,16 @@ def packed_experts(weights: ExpertWeights) -> Experts:
     )
 
 
-def _one_expert(x_SD: torch.Tensor, weights: ExpertWeights, expert: int) -> torch.Tensor:
+def _one_expert(x_SD: torch.Tensor, weights: LoadedExperts, expert: int) -> torch.Tensor:
     gate_up_bias, down_bias = weights.gate_up_bias_EG, weights.down_bias_ED
-    gate_up_SG = F.linear(
-        x_SD,
-        weights.gate_up_EGD[expert],
-        None if gate_up_bias is None else gate_up_bias[expert],
-    )
-    return F.linear(
-        gated(gate_up_SG, weights.clamped),
-        weights.down_EDF[expert],
-        None if down_bias is None else down_bias[expert],
-    )
+    gate_up_SG = _multiplied(x_SD, weights.gate_up_EGD, expert, gate_up_bias)
+    return _multiplied(gated(gate_up_SG, weights.clamped), weights.down_EDF, expert, down_bias)
+
+
+def _multiplied(
+    x_SI: torch.Tensor, weight_EOI: Weight, expert: int, bias_EO: torch.Tensor | None
+) -> torch.Tensor:
+    bias_O = None if bias_EO is None else bias_EO[expert]
+    if isinstance(weight_EOI, QuantizedWeight):
+        return quantized_twin(weight_EOI.one(expert), bias_O)(x_SI)
+    return F.linear(x_SI, weight_EOI[expert], bias_O)

@@ -18,8 +18,9 @@ from baton_engine.attention.exact.row_rule import Product
 from baton_engine.attention.interface import StepAttention
 from baton_engine.config.model_config import ModelConfig
 from baton_engine.layers.decoder_layers import Linear, RMSNorm
-from baton_engine.layers.linear_method import HEADS, heads_product
-from baton_engine.layers.parameter import WeightSlots
+from baton_engine.layers.linear_method import HEADS
+from baton_engine.layers.linear_weights import LinearWeights
+from baton_engine.layers.parameter import WeightSlots, as_dense
 from baton_engine.layers.rotary import RopeTables, rotate
 
 # The norms of latents have this constant whatever config.json says.
@@ -66,14 +67,16 @@ class LatentAttention:
         )
         self._row_norm = RMSNorm(slots, f"{name}.kv_a_layernorm", latent.rank, LATENT_EPS)
         each = latent.key_dim + latent.value_dim
-        both = slots.tensor(f"{name}.kv_b_proj.weight", config.num_heads * each, latent.rank)
-        both_NOR = both.view(config.num_heads, each, latent.rank)
-        keys_NRA = both_NOR[:, : latent.key_dim].transpose(1, 2)
-        values_NVR = both_NOR[:, latent.key_dim :]
-        self._absorb: Product = heads_product(keys_NRA, None)
-        self._expand: Product = heads_product(values_NVR, None)
+        both = LinearWeights(slots, [f"{name}.kv_b_proj"], [config.num_heads * each], latent.rank)
+        self._absorb: Product
+        self._expand: Product
 
         def pack() -> None:
+            # The two products need a plain weight: one of them is with its transpose.
+            [weight] = both.take()
+            both_NOR = as_dense(weight, slots.dtype).view(config.num_heads, each, latent.rank)
+            keys_NRA = both_NOR[:, : latent.key_dim].transpose(1, 2)
+            values_NVR = both_NOR[:, latent.key_dim :]
             self._absorb = slots.product(f"{name}.kv_b_proj", keys_NRA, method=HEADS)
             self._expand = slots.product(f"{name}.kv_b_proj", values_NVR, method=HEADS)
 

@@ -21,12 +21,18 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 import torch.nn.functional as F
 
 from baton_engine.attention.cpu_bf16 import multiplies_bf16
 from baton_engine.attention.exact.row_rule import HEAD_ROW_COUNTS, ROW_COUNTS, Product
+from baton_engine.layers.quantization.quantized_weight import (
+    QuantizedWeight,
+    Weight,
+    quantized_twin,
+)
 
 # Number of rows of the head that a CPU multiplies at a time if it reads them twice. With 576
 # columns these are 9 MB, which the second read finds in the cache. One input row took 4.7 ms
@@ -97,20 +103,21 @@ def widened_product(weight_VD: torch.Tensor) -> Product:
 
 @dataclass(frozen=True, slots=True)
 class LinearMethod:
-    """How a layer computes its product, which is made from its weight and bias.
+    """How a layer computes its product, which is made from its weight and bias. A method takes
+    either dense weights or quantized ones (see Weight).
 
     With `any_rows`, a row has the same bits for any number of rows by construction. A test at the
     start compares the numbers of rows in `counts` even so (see `row_rule`).
     """
 
-    product: Callable[[torch.Tensor, torch.Tensor | None], Product]
+    product: Callable[[Any, torch.Tensor | None], Product]
     any_rows: bool = False
     counts: Sequence[int] = ROW_COUNTS
 
 
-# Gives the method of a layer, by its name in the checkpoint; the first of several if the layer
-# stacks them. Other methods are those of `triton_matmul`.
-MethodOf = Callable[[str], LinearMethod]
+# Gives the method of a layer, by its name in the checkpoint, the first of several if the layer
+# stacks them, and its weight. Other methods are those of `triton_matmul`.
+MethodOf = Callable[[str, Weight], LinearMethod]
 
 PACKED = LinearMethod(packed_product)
 PACKED_HEAD = LinearMethod(head_product, counts=HEAD_ROW_COUNTS)
@@ -131,7 +138,16 @@ def heads_product(weight_NOI: torch.Tensor, bias: torch.Tensor | None) -> Produc
 HEADS = LinearMethod(heads_product)
 
 
-def packed_methods(name: str) -> LinearMethod:
+QUANTIZED = LinearMethod(quantized_twin)
+QUANTIZED_HEAD = LinearMethod(
+    lambda weight_VD, bias_V: quantized_twin(weight_VD, bias_V, torch.float32),
+    counts=HEAD_ROW_COUNTS,
+)
+
+
+def packed_methods(name: str, weight: Weight) -> LinearMethod:
+    if isinstance(weight, QuantizedWeight):
+        return QUANTIZED_HEAD if name == HEAD else QUANTIZED
     return PACKED_HEAD if name == HEAD else PACKED
 
 

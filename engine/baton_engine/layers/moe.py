@@ -8,14 +8,18 @@ Shapes: T tokens of the step, D hidden size, E experts, F inner size of an exper
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
+
 import torch
 
 from baton_engine.config.experts import ExpertsConfig
 from baton_engine.config.model_config import ModelConfig
 from baton_engine.layers.decoder_layers import GatedMLP, Linear
 from baton_engine.layers.expert_routes import choose_experts, sigmoid
-from baton_engine.layers.experts import Experts, ExpertWeights
+from baton_engine.layers.experts import Experts, ExpertWeights, LoadedExperts, QuantizedExperts
+from baton_engine.layers.linear_weights import LinearWeights
 from baton_engine.layers.parameter import WeightSlots
+from baton_engine.layers.quantization.quantized_weight import QuantizedWeight, stacked
 
 
 class MoE:
@@ -42,8 +46,7 @@ class MoE:
         if experts.choice_bias:
             choice_bias = f"{router}.e_score_correction_bias"
             self._bias_E = slots.tensor(choice_bias, count, dtype=torch.float32)
-        weights = self.make_experts(slots, name, here, hidden, experts)
-        slots.when_filled(lambda: self._pack(weights))
+        self._declare_experts(slots, name, here, hidden, experts)
         self._shared: GatedMLP | None = None
         self._shared_gate: Linear | None = None
         if experts.shared_size:
@@ -52,8 +55,34 @@ class MoE:
             if experts.shared_gate:
                 self._shared_gate = Linear(slots, [f"{shared}_gate"], [1], hidden, False)
 
-    def _pack(self, weights: ExpertWeights) -> None:
+    def _declare_experts(
+        self, slots: WeightSlots, name: str, here: str, hidden: int, experts: ExpertsConfig
+    ) -> None:
+        if slots.scheme_of(f"{here}.experts.0.{self.expert_parts[0]}") is not None:
+            quantized = self._quantized_experts(slots, here, hidden, experts)
+            slots.when_filled(lambda: self._pack(quantized()))
+            return
+        weights = self.make_experts(slots, name, here, hidden, experts)
+        slots.when_filled(lambda: self._pack(weights))
+
+    def _pack(self, weights: LoadedExperts) -> None:
         self._weights: Experts = self._ops.pack_experts(weights)
+
+    def _quantized_experts(
+        self, slots: WeightSlots, here: str, hidden: int, experts: ExpertsConfig
+    ) -> Callable[[], LoadedExperts]:
+        """Experts of which each has quantized tensors of its own."""
+        gate, up, down = self.expert_parts
+        each = [f"{here}.experts.{expert}" for expert in range(experts.num_experts)]
+        sizes = [experts.size] * 2
+        gate_ups = [
+            LinearWeights(slots, [f"{expert}.{gate}", f"{expert}.{up}"], sizes, hidden)
+            for expert in each
+        ]
+        downs = [
+            LinearWeights(slots, [f"{expert}.{down}"], [hidden], experts.size) for expert in each
+        ]
+        return lambda: QuantizedExperts(_stacked(gate_ups), _stacked(downs))
 
     def rename(self, name: str) -> str:
         """The module's name in checkpoints, if it is not `name`."""
@@ -69,25 +98,19 @@ class MoE:
         downs = [f"{expert}.{down}.weight" for expert in each]
         gate_up_EGD = slots.stacked(gate_ups, [size] * len(gate_ups), hidden)
         down_EDF = slots.stacked(downs, [hidden] * count, size)
-        weights = ExpertWeights(
-            gate_up_EGD.view(count, 2 * size, hidden), down_EDF.view(count, hidden, size)
-        )
-        self._also_fused(slots, name, here, [*gate_ups, *downs], weights)
-        return weights
-
-    def _also_fused(
-        self, slots: WeightSlots, name: str, here: str, each: list[str], weights: ExpertWeights
-    ) -> None:
-        """transformers may save all experts as two tensors, with its own name of the module."""
+        gate_up_EGD = gate_up_EGD.view(count, 2 * size, hidden)
+        down_EDF = down_EDF.view(count, hidden, size)
+        # transformers may save all experts as two tensors, with its own name of the module.
         fused = {
-            f"{name}.experts.gate_up_proj": weights.gate_up_EGD,
-            f"{name}.experts.down_proj": weights.down_EDF,
+            f"{name}.experts.gate_up_proj": gate_up_EGD,
+            f"{name}.experts.down_proj": down_EDF,
         }
         if here != name:
             router = f"{here}.gate.weight"
-            each.append(router)
+            gate_ups.append(router)
             fused[f"{name}.gate.weight"] = slots.parameters[router].place
-        slots.also_spelled(each, fused)
+        slots.also_spelled([*gate_ups, *downs], fused)
+        return ExpertWeights(gate_up_EGD, down_EDF)
 
     def __call__(self, x_TD: torch.Tensor) -> torch.Tensor:
         logits_TE = self._router(x_TD.to(self._router_dtype)).float()
@@ -99,3 +122,10 @@ class MoE:
         if self._shared_gate is not None:
             shared_TD = shared_TD.mul_(sigmoid(self._shared_gate(x_TD)))
         return out_TD.add_(shared_TD)
+
+
+def _stacked(experts: Sequence[LinearWeights]) -> QuantizedWeight:
+    """Raises WeightsError unless all experts are quantized in the same way."""
+    weights = [each.take() for each in experts]
+    quantized = [each for [each] in weights if isinstance(each, QuantizedWeight)]
+    return stacked(quantized)

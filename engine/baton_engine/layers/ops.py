@@ -23,7 +23,7 @@ from baton_engine.cpu_kernels.rope_store import can_rotate_store, rotate_store
 from baton_engine.cpu_kernels.silu import silu_mul
 from baton_engine.layers.experts import (
     Experts,
-    ExpertWeights,
+    LoadedExperts,
     Routes,
     experts_twin,
     packed_experts,
@@ -70,7 +70,7 @@ class Ops(Protocol):
         StepAttention."""
         ...
 
-    def pack_experts(self, weights: ExpertWeights) -> Experts:
+    def pack_experts(self, weights: LoadedExperts) -> Experts:
         """The weights as experts() reads them fastest, once they are loaded. May overwrite
         them."""
         ...
@@ -97,7 +97,7 @@ class Ops(Protocol):
 class TorchOps:
     """On a CPU, bits for a token do not depend on the number of tokens."""
 
-    def pack_experts(self, weights: ExpertWeights) -> Experts:
+    def pack_experts(self, weights: LoadedExperts) -> Experts:
         return packed_experts(weights)
 
     def experts(self, x_TD: torch.Tensor, routes: Routes, weights: Experts) -> torch.Tensor:

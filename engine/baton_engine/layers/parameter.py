@@ -14,19 +14,23 @@ from dataclasses import dataclass
 import torch
 
 from baton_engine.attention.exact.row_rule import Product, RowRule, row_rule, with_rule
+from baton_engine.config.quantization.scheme import QuantizationConfig, WeightScheme
 from baton_engine.layers.linear_method import LinearMethod, MethodOf, packed_methods
 from baton_engine.layers.ops import TORCH_OPS, Ops
+from baton_engine.layers.quantization.quantized_weight import QuantizedWeight, Weight, dequantized
 
 
 @dataclass(frozen=True, slots=True)
 class Parameter:
     """Where a tensor of the checkpoint goes: `place` is a tensor of the model, or a view of it.
     `offset` is added to the loaded values. `whole` is the shape of the checkpoint's tensor if the
-    place divides its last dimension into several."""
+    place divides its last dimension into several. The place of an `optional` tensor has its default
+    where the checkpoint lacks it."""
 
     place: torch.Tensor
     offset: float = 0.0
     whole: tuple[int, ...] | None = None
+    optional: bool = False
 
     @property
     def shape(self) -> tuple[int, ...]:
@@ -58,27 +62,41 @@ class WeightSlots:
         *,
         method_of: MethodOf = packed_methods,
         exact_rows: int | None = None,
+        quantization: QuantizationConfig | None = None,
     ) -> None:
         """`exact_rows` is the number of rows of the largest step, if products are to be tested and
-        made exact (see product())."""
+        made exact (see product()). `quantization` says which weights are quantized."""
         self.dtype = dtype
+        self._quantization = quantization
         self._exact_rows = exact_rows
         self.device = device
         self.ops = ops
         self._method_of = method_of
         self.parameters: dict[str, Parameter] = {}
-        # What tests found about products, by method, the weight's shape and dtype, and whether
-        # there is a bias.
-        self.row_rules: dict[tuple[LinearMethod, tuple[int, ...], torch.dtype, bool], RowRule] = {}
+        # What tests found about products, by method, the weight's shape, its dtype or kind, and
+        # whether there is a bias.
+        self.row_rules: dict[tuple[LinearMethod, tuple[int, ...], object, bool], RowRule] = {}
         self._then: list[Callable[[], None]] = []
         self._spellings: list[tuple[Collection[str], Mapping[str, torch.Tensor]]] = []
 
+    def scheme_of(self, name: str) -> WeightScheme | None:
+        """How the weight of the layer `name` is quantized; None if it is not."""
+        return None if self._quantization is None else self._quantization.scheme_of(name)
+
     def tensor(
-        self, name: str, *shape: int, dtype: torch.dtype | None = None, offset: float = 0.0
+        self,
+        name: str,
+        *shape: int,
+        dtype: torch.dtype | None = None,
+        offset: float = 0.0,
+        default: float | None = None,
     ) -> torch.Tensor:
-        """A tensor of the given shape that one checkpoint entry fills."""
+        """A tensor of the given shape that one checkpoint entry fills, or the number `default` if
+        there is no such entry."""
         whole = torch.empty(*shape, dtype=dtype or self.dtype, device=self.device)
-        self._declare(name, Parameter(whole, offset))
+        if default is not None:
+            whole.fill_(default)
+        self._declare(name, Parameter(whole, offset, optional=default is not None))
         return whole
 
     def stacked(
@@ -125,23 +143,24 @@ class WeightSlots:
     def product(
         self,
         name: str,
-        weight_OI: torch.Tensor,
+        weight_OI: Weight,
         bias_O: torch.Tensor | None = None,
         method: LinearMethod | None = None,
     ) -> Product:
         """The product of the layer `name`. A row has the same bits for any number of rows, if that
         is wanted and possible (see `row_rule`). Products of equal shapes are tested once. The
         weight of the method HEADS is [N, O, I], without a bias."""
-        method = self._method_of(name) if method is None else method
+        method = self._method_of(name, weight_OI) if method is None else method
         product = method.product(weight_OI, bias_O)
         if self._exact_rows is None:
             return product
         # Nodes with smaller steps must choose the same rule: 256 rows are always tested.
         most = max(256, self._exact_rows)
         some = [count for count in method.counts if count <= most]
-        key = (method, tuple(weight_OI.shape), weight_OI.dtype, bias_O is not None)
+        kind = weight_OI.kind if isinstance(weight_OI, QuantizedWeight) else weight_OI.dtype
+        key = (method, tuple(weight_OI.shape), kind, bias_O is not None)
         if key not in self.row_rules:
-            self.row_rules[key] = row_rule(product, weight_OI, bias_O, some)
+            self.row_rules[key] = row_rule(product, as_dense(weight_OI, self.dtype), bias_O, some)
         rule = self.row_rules[key]
         if method.any_rows and len(rule.counts) == len(some):
             return product
@@ -169,3 +188,8 @@ class WeightSlots:
         acts, self._then = self._then, []
         for act in acts:
             act()
+
+
+def as_dense(weight: Weight, dtype: torch.dtype) -> torch.Tensor:
+    """The weight's numbers; those of a quantized weight in `dtype`."""
+    return dequantized(weight).to(dtype) if isinstance(weight, QuantizedWeight) else weight

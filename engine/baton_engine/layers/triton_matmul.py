@@ -28,7 +28,8 @@ import triton
 import triton.language as tl
 
 from baton_engine.attention.exact.row_rule import Product
-from baton_engine.layers.linear_method import HEAD, LinearMethod
+from baton_engine.layers.linear_method import HEAD, LinearMethod, packed_methods
+from baton_engine.layers.quantization.quantized_weight import QuantizedWeight, Weight
 
 # Tiles are narrow if a weight has fewer of them than this, about the number of multiprocessors.
 LEAST_TILES = 128
@@ -135,7 +136,9 @@ FIXED_TILE_HEAD = LinearMethod(
 )
 
 
-def fixed_tile_methods(name: str) -> LinearMethod:
+def fixed_tile_methods(name: str, weight: Weight) -> LinearMethod:
+    if isinstance(weight, QuantizedWeight):
+        return packed_methods(name, weight)
     return FIXED_TILE_HEAD if name == HEAD else FIXED_TILE
 
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 import torch
 
 from baton_engine.attention.interface import StepAttention
+from baton_engine.cpu_kernels.experts import PackedExperts
 from baton_engine.layers import (
     triton_activation,
     triton_experts,
@@ -15,7 +16,13 @@ from baton_engine.layers import (
     triton_rope_store,
     triton_sampled,
 )
-from baton_engine.layers.experts import Experts, ExpertWeights, Routes
+from baton_engine.layers.experts import (
+    Experts,
+    LoadedExperts,
+    QuantizedExperts,
+    Routes,
+    experts_twin,
+)
 from baton_engine.layers.rotary import HeadNorm, RopeTables
 from baton_engine.sampling.triton_sampler import choose_tokens
 
@@ -25,11 +32,13 @@ class TritonOps:
     draw = staticmethod(choose_tokens)
     put_sampled = staticmethod(triton_sampled.put_sampled)
 
-    def pack_experts(self, weights: ExpertWeights) -> Experts:
+    def pack_experts(self, weights: LoadedExperts) -> Experts:
         return weights
 
     def experts(self, x_TD: torch.Tensor, routes: Routes, weights: Experts) -> torch.Tensor:
-        assert isinstance(weights, ExpertWeights), "packed for a CPU"
+        assert not isinstance(weights, PackedExperts), "packed for a CPU"
+        if isinstance(weights, QuantizedExperts):
+            return experts_twin(x_TD, routes, weights)
         return triton_experts.experts(x_TD, routes, weights)
 
     def silu_mul(self, gate_up_TF: torch.Tensor) -> torch.Tensor:

@@ -17,6 +17,7 @@ from baton_engine.config.model_config import ModelConfig
 from baton_engine.layers.decoder_layers import Attention, GatedMLP, RMSNorm
 from baton_engine.layers.latent_attention import LatentAttention
 from baton_engine.layers.linear_method import HEAD
+from baton_engine.layers.linear_weights import LinearWeights
 from baton_engine.layers.moe import MoE
 from baton_engine.layers.parameter import WeightSlots
 from baton_engine.layers.rotary import Rope, RopeTables
@@ -81,21 +82,19 @@ class Decoder:
         self._rope = Rope(config.rope, config.rope_dim, slots.dtype, slots.device)
         self._layers = [self.layer_type(slots, layer, config) for layer in range(config.num_layers)]
         self._norm = self.norm_type(slots, "model.norm", config.hidden_size, config.norm_eps)
-        head_VD = (
-            self._embed_VD
-            if config.tied
-            else slots.tensor("lm_head.weight", config.vocab_size, config.hidden_size)
-        )
+        size = config.vocab_size, config.hidden_size
+        head = None if config.tied else LinearWeights(slots, [HEAD], [size[0]], size[1])
         self._head: Product
         # Identifies the bits of products that depend on no other row of a step; "" if they depend
         # on others. Known when weights are loaded.
         self.bits = ""
-        slots.when_filled(lambda: self._pack_head(head_VD, slots))
+        slots.when_filled(lambda: self._pack_head(head, slots))
 
-    def _pack_head(self, head_VD: torch.Tensor, slots: WeightSlots) -> None:
+    def _pack_head(self, head: LinearWeights | None, slots: WeightSlots) -> None:
         """Pack the head's weight. A tied head then exists twice, because the embedding needs plain
         rows. For 16 rows the product is 2.5 times as fast in bf16, and 1.4 times in fp32."""
-        self._head = slots.product(HEAD, head_VD)
+        [weight] = [self._embed_VD] if head is None else head.take()
+        self._head = slots.product(HEAD, weight)
         self.bits = slots.bits  # the head's is the last product
 
     def keep_rope(self, positions: int) -> None:

@@ -32,6 +32,14 @@ from baton_engine.weights.safetensors_files import (
 HEAD_NAME = "lm_head.weight"
 EMBED_NAME = "model.embed_tokens.weight"
 NAMES_SHOWN = 5
+# The dtypes in the file for parameters that are no plain weights: they are never converted.
+STORED_DTYPES: Mapping[torch.dtype, tuple[str, ...]] = {
+    torch.float8_e4m3fn: ("F8_E4M3",),
+    torch.int64: ("I64",),
+    torch.int32: ("I32",),
+    torch.int8: ("I8",),
+    torch.uint8: ("U8",),
+}
 
 
 def load_weights(
@@ -53,12 +61,13 @@ def load_weights(
     slots.use_spelling(owner)
     for name in parameters.keys() & entries.keys():
         _check(entries[name], parameters[name], owner[name])
-    missing = parameters.keys() - owner.keys()
+    needed = {name for name, parameter in parameters.items() if not parameter.optional}
+    missing = needed - owner.keys()
     _refuse(missing, f"{folder} lacks", _indexed(folder) if missing else {})
     left_over = {name for name in owner.keys() - parameters.keys() if not ignorable(name, config)}
     _refuse(left_over, f"{folder} holds tensors that {config.architecture} has no use for:", {})
     for path in sorted(set(owner.values())):
-        used = {name for name in parameters if owner[name] == path}
+        used = {name for name in parameters if owner.get(name) == path}
         _load(path, parameters, used, progress)
     if config.tied and HEAD_NAME in owner:
         _check_tie(owner, parameters[EMBED_NAME].dtype)
@@ -66,10 +75,9 @@ def load_weights(
 
 def _check(entry: Entry, parameter: Parameter, path: Path) -> None:
     where = f"{entry.name} in {path.name}"
-    if entry.dtype not in WEIGHT_DTYPES:
-        raise WeightsError(
-            f"{where} has dtype {entry.dtype}; supported: {', '.join(WEIGHT_DTYPES)}"
-        )
+    dtypes = STORED_DTYPES.get(parameter.dtype, WEIGHT_DTYPES)
+    if entry.dtype not in dtypes:
+        raise WeightsError(f"{where} has dtype {entry.dtype}; supported: {', '.join(dtypes)}")
     if entry.shape != parameter.shape:
         raise WeightsError(
             f"{where} has shape {list(entry.shape)}; the config asks for {list(parameter.shape)}"

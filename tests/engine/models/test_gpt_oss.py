@@ -12,7 +12,7 @@ import torch
 from baton_engine.config.experts import ExpertsConfig
 from baton_engine.config.families import read_config
 from baton_engine.config.model_config import ModelConfig
-from baton_engine.errors import ModelError, UnsupportedModel
+from baton_engine.errors import ModelError
 from baton_engine.layers.parameter import WeightSlots
 from baton_engine.memory.estimate import count_weights
 from baton_engine.models.gpt_oss.config import EXPERT_KEYS
@@ -72,12 +72,6 @@ def test_keys_of_the_experts_are_in_the_fingerprint_unless_they_matter_only_in_t
 ) -> None:
     changed = config_of(tmp_path, **{key: 6 if key == "num_local_experts" else 2})
     assert (changed.canonical() == config_of(tmp_path).canonical()) == (key in TRAINING_KEYS)
-
-
-def test_mxfp4_is_refused_with_what_is_supported(tmp_path: Path) -> None:
-    quantized = {"quant_method": "mxfp4", "modules_to_not_convert": ["lm_head"]}
-    with pytest.raises(UnsupportedModel, match=r"'mxfp4'.*not quantized, in .*bfloat16"):
-        config_of(tmp_path, quantization_config=quantized)
 
 
 @pytest.mark.parametrize(

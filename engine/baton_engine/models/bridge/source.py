@@ -70,8 +70,6 @@ def find_source(architecture: str, values: str) -> Source:
         raise refused(
             architecture, f"transformers {transformers.__version__} has no model_type {kind!r}"
         )
-    if read.get("quantization_config"):
-        raise refused(architecture, "quantization_config is not supported")
     try:
         config = CONFIG_MAPPING[kind].from_dict(read)
     except Exception as error:

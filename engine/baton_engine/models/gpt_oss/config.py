@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
-from baton_engine.config.config_json import DTYPES, ConfigFields
+from baton_engine.config.config_json import ConfigFields
 from baton_engine.config.dense import Dense
 from baton_engine.config.experts import ExpertsConfig
 from baton_engine.config.families import Family
@@ -18,7 +18,6 @@ from baton_engine.config.mixture import all_layers, read_experts
 from baton_engine.config.model_config import ModelConfig, RopeConfig
 from baton_engine.config.rope import read_rope
 from baton_engine.config.windows import Windows
-from baton_engine.errors import UnsupportedModel
 
 # Defaults of the config class that other families do not have.
 DEFAULTS: Mapping[str, Any] = {
@@ -42,12 +41,6 @@ EXPERT_KEYS |= {"output_router_logits", "router_aux_loss_coef", "swiglu_limit"}
 
 
 def read(values: Mapping[str, Any], generation: Mapping[str, Any]) -> ModelConfig:
-    if values.get("quantization_config"):
-        method = values["quantization_config"].get("quant_method", "unknown")
-        raise UnsupportedModel(
-            f"quantization_config {method!r} is not supported for gpt-oss; supported: checkpoints "
-            f"whose experts are not quantized, in {', '.join(DTYPES)}"
-        )
     return replace(DENSE.read({**DEFAULTS, **values}, generation), attention_sinks=True)
 
 

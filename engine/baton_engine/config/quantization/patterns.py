@@ -1,0 +1,43 @@
+"""The regular expressions of layer names that checkpoints write in several ways. No torch."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable
+
+from baton_engine.config.config_json import shown
+from baton_engine.errors import ModelError
+
+ANY = ".*"
+# Prefix of a regular expression among names, as compressed-tensors writes it.
+REGEX = "re:"
+MOST_PATTERN = 1000  # characters
+
+
+def name_patterns(names: Iterable[str], key: str) -> tuple[str, ...]:
+    """Patterns of names that are a layer's, or begin with `re:` and match its beginning. `key` is
+    the key of the names, for errors."""
+    return tuple(_pattern(name, key) for name in names)
+
+
+def part_patterns(names: Iterable[str]) -> tuple[str, ...]:
+    """Patterns of layers that have one of `names` anywhere in their name."""
+    return tuple(f"{ANY}{re.escape(name)}{ANY}" for name in names)
+
+
+def _pattern(name: str, key: str) -> str:
+    if not name.startswith(REGEX):
+        return re.escape(name)
+    pattern = name.removeprefix(REGEX)
+    if len(pattern) > MOST_PATTERN:
+        raise ModelError(
+            f"config.json: {key} has a regular expression of {len(pattern)} characters; at most "
+            f"{MOST_PATTERN} are allowed"
+        )
+    try:
+        re.compile(pattern)
+    except (re.error, OverflowError, RecursionError) as error:
+        raise ModelError(
+            f"config.json: {key} {shown(name)} is no regular expression: {error}"
+        ) from error
+    return f"(?:{pattern}){ANY}"

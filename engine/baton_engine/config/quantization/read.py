@@ -1,0 +1,39 @@
+"""The quantization_config of a config.json: which module reads it, by its quant_method. No torch.
+
+In: the content of config.json. Out: a QuantizationConfig; None for plain weights.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from importlib import import_module
+from typing import Any
+
+from baton_engine.config.config_json import ConfigFields, shown
+from baton_engine.config.quantization.scheme import QuantizationConfig
+from baton_engine.errors import UnsupportedModel
+
+KEY = "quantization_config"
+# quant_method -> the function that reads its quantization_config, "module:function".
+METHODS: Mapping[str, str] = {
+    "compressed-tensors": "baton_engine.config.quantization.compressed_tensors:read",
+}
+
+
+def read_quantization(values: Mapping[str, Any]) -> QuantizationConfig | None:
+    """Raises ModelError for an invalid value, and UnsupportedModel for a method or a scheme that is
+    not supported."""
+    part = ConfigFields(values).part(KEY)
+    if not part:
+        return None
+    method = ConfigFields(part, f"config.json, {KEY}").text("quant_method")
+    if method is None or method not in METHODS:
+        raise UnsupportedModel(
+            f"{KEY}: quant_method {shown(method)} is not supported; supported: "
+            f"{', '.join(sorted(METHODS))}"
+        )
+    module, function = METHODS[method].split(":")
+    read: Callable[[Mapping[str, Any]], QuantizationConfig] = getattr(
+        import_module(module), function
+    )
+    return read(part)

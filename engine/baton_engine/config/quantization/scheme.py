@@ -1,0 +1,65 @@
+"""How the weights of a model are quantized: a scheme for each linear layer. No torch."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import Literal
+
+# What the codes of a weight mean. int4 and int8 are signed integers; fp8 is E4M3, fp4 is E2M1, and
+# nf4 has the 16 quantiles of a normal distribution that bitsandbytes uses.
+Numbers = Literal["int4", "int8", "fp8", "fp4", "nf4"]
+BITS: Mapping[Numbers, int] = {"int4": 4, "int8": 8, "fp8": 8, "fp4": 4, "nf4": 4}
+SCALE_BITS = 32
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WeightScheme:
+    """How the weight of a linear layer is quantized.
+
+    `layout` says how the checkpoint names and packs its tensors (see
+    `layers.quantization.weight_format`). A scale belongs to `outputs` x `inputs` numbers of the
+    weight; None means all outputs or all inputs. With `shifted`, such a group has a zero point or a
+    minimum, too. With `ordered`, the checkpoint may say for each input to which group it belongs.
+    `activations` are the numbers to which a layer's inputs are rounded, by a scale per row, or by
+    the checkpoint's one scale with `static`.
+    """
+
+    layout: str
+    numbers: Numbers
+    outputs: int | None = 1
+    inputs: int | None = None
+    shifted: bool = False
+    ordered: bool = False
+    activations: Numbers | None = None
+    static: bool = False
+
+    def bits_per_weight(self, inputs: int) -> float:
+        """Bits per weight of a layer with this number of inputs, with those of its scales."""
+        group = min(self.inputs or inputs, inputs)
+        return BITS[self.numbers] + SCALE_BITS * (1 + self.shifted) / group
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class QuantizationConfig:
+    """The scheme of each linear layer of a model. A layer's name is that of its checkpoint tensors
+    without the last part. The first of `schemes` whose regular expression matches the whole name
+    applies, unless one of `ignored` matches. `method` is the name for users."""
+
+    method: str
+    schemes: tuple[tuple[str, WeightScheme], ...]
+    ignored: tuple[str, ...] = ()
+
+    def scheme_of(self, name: str) -> WeightScheme | None:
+        """The scheme of a layer; None if its weight is not quantized."""
+        if any(_compiled(pattern).fullmatch(name) for pattern in self.ignored):
+            return None
+        matching = (each for pattern, each in self.schemes if _compiled(pattern).fullmatch(name))
+        return next(matching, None)
+
+
+@lru_cache(maxsize=1024)
+def _compiled(pattern: str) -> re.Pattern[str]:
+    return re.compile(pattern)

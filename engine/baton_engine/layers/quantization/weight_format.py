@@ -1,0 +1,39 @@
+"""How the quantized weight of a linear layer is in a checkpoint: its tensors, and what becomes of
+them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from importlib import import_module
+from typing import TYPE_CHECKING, Protocol
+
+from baton_engine.config.quantization.scheme import WeightScheme
+from baton_engine.layers.quantization.quantized_weight import QuantizedWeight
+
+if TYPE_CHECKING:
+    from baton_engine.layers.parameter import WeightSlots
+
+# WeightScheme.layout -> the WeightFormat, a class that a scheme makes, "module:class".
+LAYOUTS: Mapping[str, str] = {
+    "compressed-tensors pack-quantized": (
+        "baton_engine.layers.quantization.compressed_tensors:PackQuantized"
+    ),
+    "compressed-tensors int-quantized": (
+        "baton_engine.layers.quantization.compressed_tensors:IntQuantized"
+    ),
+}
+
+
+class WeightFormat(Protocol):
+    def declare(
+        self, slots: WeightSlots, name: str, outputs: int, inputs: int
+    ) -> Callable[[], QuantizedWeight]:
+        """Declare the checkpoint's tensors of the layer `name`. The result makes the weight of
+        them, once they are loaded, and may overwrite them."""
+        ...
+
+
+def format_of(scheme: WeightScheme) -> WeightFormat:
+    module, name = LAYOUTS[scheme.layout].split(":")
+    made: WeightFormat = getattr(import_module(module), name)(scheme)
+    return made

@@ -1,0 +1,26 @@
+"""Greedy ids of quantized models equal those of transformers with the dequantized weights."""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.support.engines.exactness import Tally, compare_all
+from tests.support.engines.quantized.quantized_models import LAYOUTS, make_quantized
+from tests.support.engines.tiny_models import prompt_of
+from tests.support.engines.torch_engines import generate_ids, small_engine
+
+PROMPTS = [prompt_of(length, seed=seed) for length in (1, 17, 100) for seed in (1, 2)]
+
+
+@pytest.mark.parametrize(
+    ("model", "layout"),
+    [
+        *(("llama-gqa4", layout) for layout in LAYOUTS),
+        *((model, "w4a16 g32") for model in ("qwen3-gqa2", "mixtral", "deepseek-v2-lite")),
+    ],
+)
+def test_ids_equal_those_of_the_dequantized_model(model: str, layout: str) -> None:
+    folders, tally = make_quantized(model, layout), Tally()
+    engine = small_engine(folders.folder)
+    compare_all(folders.plain, PROMPTS, generate_ids(engine, PROMPTS), tally, "batch")
+    tally.check()

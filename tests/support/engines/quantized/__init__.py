@@ -1,0 +1,1 @@
+"""Tiny checkpoints with quantized weights, written layout by layout."""

@@ -1,0 +1,26 @@
+"""A layout of quantized checkpoints, as tests write it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+# A weight [O, I] in float32 -> the checkpoint's tensors by the last part of their name, and the
+# weight that they stand for.
+Quantize = Callable[[torch.Tensor], tuple[Mapping[str, torch.Tensor], torch.Tensor]]
+
+
+@dataclass(frozen=True)
+class Layout:
+    """`config` is the quantization_config. Layers whose names end with one of `modules` are
+    quantized."""
+
+    config: Mapping[str, Any]
+    quantize: Quantize
+    modules: tuple[str, ...] = ("_proj", "_with_mqa", ".w1", ".w2", ".w3")
+
+    def quantizes(self, module: str) -> bool:
+        return module.endswith(self.modules)

@@ -1,0 +1,73 @@
+"""Quantize a tiny model's folder, and write the same numbers as a plain model for transformers.
+
+In: a folder and the name of a layout. Out: two folders in the test cache, built on first use. The
+weights of the plain one are those that the quantized one stands for, so its greedy ids are the
+reference.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import shutil
+import tempfile
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+from safetensors.torch import load_file, save_file
+
+from tests.support.engines.quantized import compressed_tensors
+from tests.support.engines.quantized.layout import Layout
+from tests.support.engines.tiny_models import CACHE, make_tiny_model
+
+RECIPE = 2  # increase it when this folder writes different files from the same layouts
+WEIGHTS = "model.safetensors"
+LAYOUTS: Mapping[str, Layout] = {**compressed_tensors.LAYOUTS}
+
+
+@dataclass(frozen=True)
+class QuantizedModel:
+    """`plain` has the numbers of `folder` as float32 weights."""
+
+    folder: Path
+    plain: Path
+
+
+def make_quantized(model: str, layout: str, root: Path = CACHE) -> QuantizedModel:
+    """The folders of the tiny model `model` in `layout`. Safe in parallel processes."""
+    source = make_tiny_model(model, root)
+    key = hashlib.sha256(f"{RECIPE} {source} {LAYOUTS[layout].config}".encode()).hexdigest()[:12]
+    place = root / f"{key}-{layout.replace(' ', '-')}"
+    if not place.is_dir():
+        draft = Path(tempfile.mkdtemp(dir=root, prefix=".draft-"))
+        _write(source, draft, LAYOUTS[layout])
+        try:
+            os.rename(draft, place)
+        except OSError:
+            shutil.rmtree(draft, ignore_errors=True)
+            if not place.is_dir():  # otherwise another process was faster
+                raise
+    return QuantizedModel(place / "quantized", place / "plain")
+
+
+def _write(source: Path, draft: Path, layout: Layout) -> None:
+    tensors = load_file(source / WEIGHTS)
+    quantized: dict[str, torch.Tensor] = {}
+    plain: dict[str, torch.Tensor] = {}
+    for name, tensor in tensors.items():
+        module, _, part = name.rpartition(".")
+        if part == "weight" and layout.quantizes(module):
+            parts, plain[name] = layout.quantize(tensor.float())
+            quantized |= {f"{module}.{suffix}": each for suffix, each in parts.items()}
+        else:
+            quantized[name] = plain[name] = tensor
+    for folder, content in ((draft / "quantized", quantized), (draft / "plain", plain)):
+        # References of the source are not those of the copy.
+        shutil.copytree(source, folder, ignore=shutil.ignore_patterns(".*", WEIGHTS))
+        save_file({key: value.contiguous() for key, value in content.items()}, folder / WEIGHTS)
+    config = json.loads((source / "config.json").read_text())
+    config["quantization_config"] = layout.config
+    (draft / "quantized" / "config.json").write_text(json.dumps(config, indent=1))
