@@ -70,8 +70,8 @@ WORKLOADS: dict[str, Callable[[random.Random], Workload]] = {
 
 @dataclass(frozen=True)
 class Shape:
-    """With `experts`, each layer has so many, of which a token takes `chosen`, and `mlp` is the
-    size of one."""
+    """`experts` is their number per layer; 0 makes an MLP without experts. A token takes `chosen`,
+    and `mlp` is the size of one."""
 
     hidden: int
     layers: int
