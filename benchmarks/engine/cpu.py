@@ -121,7 +121,7 @@ def make_sides(folder: Path, options: argparse.Namespace) -> list[Side]:
         sides.append(Vllm(folder, dtype, options.threads))
     if "bridge" in rivals:
         sides.append(Baton(folder, dtype, options.threads, budget, model_impl="transformers"))
-    ways = EXPERTS if SHAPES[options.model][0].experts else (None,)
+    ways: Sequence[str | None] = EXPERTS if SHAPES[options.model][0].experts else (None,)
     for name, batch in (("batch", True), ("one-by-one", False)):
         if name in rivals:
             sides += [Transformers(folder, dtype, batch=batch, experts=way) for way in ways]

@@ -98,7 +98,7 @@ class Shape:
 
     def config(self) -> dict[str, Any]:
         """What config.json has."""
-        config = {
+        config: dict[str, Any] = {
             "architectures": ["Qwen3MoeForCausalLM" if self.experts else "Qwen3ForCausalLM"],
             "model_type": "qwen3_moe" if self.experts else "qwen3",
             "vocab_size": VOCAB,
