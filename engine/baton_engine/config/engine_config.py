@@ -90,8 +90,8 @@ class EngineConfig:
     )
     max_batched_tokens: int | None = option(
         None,
-        "tokens computed in one step (default: on cpu 256, in bfloat16 512, with a mixture of"
-        " experts twice as many; on cuda 2048, on a card with 40 GB or more 8192)",
+        "tokens computed in one step (default: on cpu 256, in bfloat16 512; on cuda 2048, on a card"
+        " with 40 GB or more 8192)",
         least=1,
     )
     max_num_seqs: int = option(256, "sequences computed in one step", least=1)
