@@ -83,9 +83,11 @@ SHORT = [
     Cell("gpt-oss", (2, 2), pieces=False, tight=False, overlap=True, host=False),
     Cell("deepseek-v3", (1, 1), pieces=False, tight=False, overlap=False, host=True),
 ]
-# Models that transformers' code computes; one with windows in some layers.
+# Models that transformers' code computes; one with windows in some layers, and one whose layers
+# keep different KV.
 BRIDGED = [
     Cell("gpt2", (1, 1), pieces=False, tight=False, overlap=False, host=False),
+    Cell("gemma4", (1, 1), pieces=True, tight=False, overlap=False, host=True),
     Cell("cohere2", (1, 1), pieces=True, tight=False, overlap=True, host=True),
     Cell("phimoe", (2, 2), pieces=False, tight=False, overlap=False, host=False),
 ]

@@ -61,10 +61,12 @@ class Shape:
 
 
 # (model, KV heads). The torch models with K and V have 1, 2, 4 and 2 query heads per KV head, and
-# head_dim 16, 16, 24 and 32. One keeps a latent row instead.
+# head_dim 16, 16, 24 and 32. One keeps a latent row instead, and the layers of the last keep heads
+# of two sizes, 16 and 32.
 MODELS = (
     *(("llama-gqa1", 4), ("llama-gqa2-tied", 2), ("llama-gqa4", 1), ("qwen3-gqa2", 2), ("", 4)),
     ("deepseek-v2-groups", 1),
+    ("gemma4-shared", 2),
 )
 SHAPES = [
     Shape(model, heads, dtype, shards)
@@ -158,12 +160,19 @@ def publish(end: NodeEnd, request: Request, store: EmbeddedStore) -> Source:
 
 
 def heads_of(pages: Pages, layout: KVLayout, shard: int) -> bytes:
-    """The bytes `[block][layer][field][head of the shard][token][number]`, cut from whole pages of
-    fields of one size."""
-    fields, heads = len(layout.kv_fields), layout.kv_fields[0].heads
-    each = heads // layout.kv_shards
-    whole = pages.reshape(len(pages), layout.num_layers, fields, heads, -1)
-    return whole[:, :, :, shard * each : (shard + 1) * each].tobytes()
+    """The bytes `[block][layer][field][head of the shard][token][number]` of a chunk, cut from its
+    whole pages, in which each field is one piece of its layer's bytes. No bytes of a page are
+    unused."""
+    cut = []
+    for place, page in enumerate(pages):
+        group, begin = place // layout.chunk_blocks, 0
+        fields = layout.group_fields[group]
+        while begin < len(page):
+            for field in fields:
+                size = layout.block_size * field.token_bytes // layout.kv_shards
+                cut.append(page[begin + shard * size : begin + (shard + 1) * size].tobytes())
+                begin += size * layout.kv_shards
+    return b"".join(cut)
 
 
 def fetch_and_compare(end: NodeEnd, request: Request, source: Source, step: int) -> Reservation:

@@ -42,7 +42,7 @@ MAIN = (
     "gpt-oss",
     "glm4-moe",
     "deepseek-v3",
-    "gpt2",
+    "gemma4",
 )
 
 Report = Callable[[str, object], None]
@@ -62,7 +62,7 @@ def with_and_without_overlap(names: Iterable[str], elsewhere: Sequence[str] = ()
 
 @pytest.mark.shows("alone", "in batches", "cached")
 @pytest.mark.parametrize(
-    ("name", "overlap"), with_and_without_overlap(ALL_MODELS, elsewhere=("gpt2", "glm4-moe"))
+    ("name", "overlap"), with_and_without_overlap(ALL_MODELS, elsewhere=("gemma4", "glm4-moe"))
 )
 def test_ids_equal_those_of_transformers_cold_warm_alone_and_in_a_batch(
     name: str, overlap: str, tiny_model: Callable[[str], Path], record_property: Report

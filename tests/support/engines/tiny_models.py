@@ -545,6 +545,54 @@ BRIDGE_MODELS: dict[str, Tiny] = {
             "v_head_dim": 16,
         },
     ),
+    # Layers without a window have fewer and larger heads of keys and values, which are alike.
+    "gemma4": Tiny(
+        "gemma4_text",
+        0.2,
+        {
+            **_sizes(4, 2, layers=3),
+            "head_dim": 16,
+            "global_head_dim": 24,
+            "num_global_key_value_heads": 1,
+            "attention_k_eq_v": True,
+            "hidden_size_per_layer_input": 0,
+            "sliding_window": 40,
+            "layer_types": ["sliding_attention", "sliding_attention", "full_attention"],
+        },
+        embed_std=0.03,
+    ),
+    # Heads of two sizes, layers that use the keys and values of earlier ones, and no window.
+    "gemma4-shared": Tiny(
+        "gemma4_text",
+        0.2,
+        {
+            **_sizes(4, 2, layers=4),
+            "head_dim": 16,
+            "global_head_dim": 32,
+            "hidden_size_per_layer_input": 8,
+            "vocab_size_per_layer_input": VOCAB,
+            "num_kv_shared_layers": 2,
+            "sliding_window": MAX_POSITIONS,
+            "layer_types": ["sliding_attention", "full_attention"] * 2,
+        },
+        embed_std=0.03,
+    ),
+    # Layers have different numbers of query heads; experts.
+    "laguna": Tiny(
+        "laguna",
+        0.2,
+        {
+            **_sizes(4, 2, layers=3),
+            "head_dim": 16,
+            "num_attention_heads_per_layer": [4, 8, 4],
+            "sliding_window": 40,
+            "layer_types": ["full_attention", "sliding_attention", "sliding_attention"],
+            "num_experts": 4,
+            "num_experts_per_tok": 2,
+            "moe_intermediate_size": 32,
+            "shared_expert_intermediate_size": 32,
+        },
+    ),
     # Experts, whose checkpoint has other tensors than the model.
     "phimoe": Tiny(
         "phimoe", 0.2, {**_sizes(4, 2), "num_local_experts": 4, "num_experts_per_tok": 2}

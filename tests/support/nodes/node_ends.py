@@ -95,8 +95,7 @@ class NodeEnd:
         return reservation
 
     def pages_of(self, reservation: Reservation, chunk: int) -> tuple[BlockId, ...]:
-        size = self.layout.chunk_blocks
-        return reservation.blocks[chunk * size : (chunk + 1) * size]
+        return self.layout.chunk_of(reservation.blocks, chunk)
 
     def publish(self, reservation: Reservation, on_copied: Callable[[], None]) -> list[Marker]:
         """Publish all chunks of a prompt, and return their markers in order. `on_copied` is called

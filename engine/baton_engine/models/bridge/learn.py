@@ -81,7 +81,7 @@ def learn(source: Source) -> Learned:
     if watched.calls_inside != len(calls.layers) or hidden is None:
         raise refused(source.architecture, "its layers are not those of one inner model")
     return Learned(
-        layers=_even(calls.layers, source),
+        layers=tuple(_cached(layer, source.max_positions) for layer in calls.layers),
         backbone=watched.name,
         weights=sum(parameter.numel() for parameter in module.parameters()),
         widest=_widest(module, watched.name, source),
@@ -160,9 +160,10 @@ def _window_of(options: Mapping[str, Any]) -> int | None:
     if mask is None:
         window: int | None = options.get("sliding_window")
         return window
-    if not hasattr(mask, WINDOW):
+    whole = mask if mask._base is None else mask._base  # a view may have all its rows
+    if not hasattr(whole, WINDOW) or whole.shape != mask.shape:
         raise _Refused("it has a mask of its own")
-    kept: int | None = getattr(mask, WINDOW)
+    kept: int | None = getattr(whole, WINDOW)
     return kept
 
 
@@ -231,23 +232,11 @@ class _Watched:
             self.calls_inside = len(getattr(module, CALLS).layers)
 
 
-def _even(layers: list[AttentionSpec], source: Source) -> tuple[AttentionSpec, ...]:
-    """The layers with the head size of the cache: the largest of all, and an even number."""
-    heads = {(layer.num_heads, layer.num_kv_heads) for layer in layers}
-    if len(heads) > 1:
-        named = ", ".join(f"{n} with {k} of keys" for n, k in sorted(heads))
-        raise refused(source.architecture, f"its layers have different numbers of heads: {named}")
-    size = max(layer.head_dim for layer in layers)
-    size += size % 2
-    most = source.max_positions
-    return tuple(
-        replace(
-            layer,
-            head_dim=size,
-            window=layer.window if layer.window and layer.window < most else None,
-        )
-        for layer in layers
-    )
+def _cached(layer: AttentionSpec, longest: int) -> AttentionSpec:
+    """The layer with a head size that caches can have, an even number, and without a window that
+    hides no key of a sequence of `longest` tokens."""
+    window = layer.window if layer.window and layer.window < longest else None
+    return replace(layer, head_dim=layer.head_dim + layer.head_dim % 2, value_dim=0, window=window)
 
 
 def _widest(module: torch.nn.Module, backbone: str, source: Source) -> int:
