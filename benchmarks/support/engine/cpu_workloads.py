@@ -123,7 +123,7 @@ class Shape:
         return config
 
 
-# Each token is multiplied with 116M parameters, of which the mixture has 740M in all.
+# Each token is multiplied with 116M parameters, of which the mixture has 711M in all.
 MID = Shape(hidden=768, layers=16, mlp=2304, heads=12, kv_heads=4, head_dim=64)
 MID_MIXTURE = replace(MID, mlp=576, experts=32, chosen=4)
 TINY = Shape(hidden=256, layers=4, mlp=768, heads=8, kv_heads=2, head_dim=32)
