@@ -143,7 +143,8 @@ def save_model(folder: Path, shape: Shape) -> int:
     from transformers import AutoConfig, AutoModelForCausalLM
 
     config = AutoConfig.for_model(**shape.config(), eos_token_id=None)
-    model = AutoModelForCausalLM.from_config(config, dtype=torch.float32)
+    auto: Any = AutoModelForCausalLM
+    model = auto.from_config(config, dtype=torch.float32)
     noise = torch.Generator().manual_seed(0)
     with torch.no_grad():
         for name, parameter in model.named_parameters():
