@@ -32,7 +32,7 @@ class TinyEngine:
 
     def settings(self) -> TorchSettings:
         folder = self._folder()
-        groups = max(1, len(groups_of(read_config(folder))))
+        groups = max(1, len(groups_of(read_config(folder), "float32")))
         return TorchSettings(
             model=folder,
             dtype="float32",
