@@ -29,3 +29,10 @@ def test_ids_equal_those_of_the_dequantized_model(model: str, layout: str) -> No
     engine = small_engine(folders.folder)
     compare_all(folders.plain, PROMPTS, generate_ids(engine, PROMPTS), tally, "batch")
     tally.check()
+
+
+@pytest.mark.parametrize("layout", ["w8a8", "w8a8 static", "gptq act-order", "awq"])
+def test_ids_do_not_depend_on_the_batch(layout: str) -> None:
+    engine = small_engine(make_quantized("llama-gqa4", layout).folder)
+    alone = [generate_ids(engine, [prompt])[0] for prompt in PROMPTS]
+    assert generate_ids(engine, PROMPTS) == alone

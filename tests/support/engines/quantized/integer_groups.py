@@ -178,7 +178,7 @@ LAYOUTS: Mapping[str, Layout] = {
         MIXED,
         extra_config={
             r".*v_proj.*": {"bits": 16},
-            "model.layers.0.mlp.up_proj": {"bits": 16, "data_type": "float"},
+            "model.layers.0.mlp.up_proj": {"bits": 16},
             r"self_attn\.k": {"bits": 8, "group_size": -1},
             "lm_head": {"bits": 8, "group_size": 32, "sym": True, "act_bits": 16},
         },
