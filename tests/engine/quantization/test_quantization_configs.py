@@ -162,6 +162,39 @@ def test_harmless_fields_of_older_versions_are_read(changes: Json) -> None:
     assert read(with_changes("w8a8", **changes)) == read(LAYOUTS["w8a8"].config)
 
 
+@pytest.mark.parametrize(
+    ("layout", "changes"),
+    [
+        (
+            "gptq",
+            {
+                **{"modules_in_block_to_quantize": None, "block_name_to_quantize": None},
+                **{"dynamic": None, "adapter": None, "is_marlin_format": False, "lm_head": False},
+                **{"checkpoint_format": "gptq", "format": "GPTQ", "pack_dtype": "int32"},
+                **{"exllama_config": {"version": 1}, "use_exllama": True, "tokenizer": None},
+                "meta": {"quantizer": ["gptqmodel:5.0.0"]},
+            },
+        ),
+        (
+            "awq",
+            {
+                **{"backend": "autoawq", "do_fuse": False, "modules_to_fuse": None},
+                **{"version": "GEMM", "format": "gemm"},
+            },
+        ),
+        ("awq", {"modules_to_not_convert": ["lm_head"], "w_bit": 4, "q_group_size": 32}),
+    ],
+)
+def test_fields_that_say_nothing_about_weights_change_nothing(layout: str, changes: Json) -> None:
+    assert read(with_changes(layout, **changes)) == read(LAYOUTS[layout].config)
+
+
+def test_autoawqs_own_names_of_fields_are_read() -> None:
+    config = with_changes("awq", w_bit=4, q_group_size=32)
+    del config["bits"], config["group_size"]
+    assert read(config) == read(LAYOUTS["awq"].config)
+
+
 def schemes(config: Json, *names: str) -> list[WeightScheme | None]:
     found = read(config)
     return [found.scheme_of(name) for name in names]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
+from baton_engine.weights.dummy import fill_slots
 from tests.support.engines.quantized.loaded_weights import numbers_of
 from tests.support.engines.quantized.quantized_models import LAYOUTS, make_quantized
 
@@ -27,3 +28,10 @@ def test_weights_are_loaded_as_the_numbers_that_they_stand_for(model: str, layou
     assert loaded.shape == expected.shape
     # A shift is rounded apart from its code.
     torch.testing.assert_close(loaded, expected, rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_dummy_weights_have_a_usual_size(layout: str) -> None:
+    folder = make_quantized("llama-gqa4", layout).folder
+    numbers = numbers_of(folder, lambda _, config, slots: fill_slots(slots))
+    assert 0.001 < numbers.abs().mean() < 1

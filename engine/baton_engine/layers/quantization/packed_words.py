@@ -18,12 +18,12 @@ WORD_BITS = 32
 
 
 def words_of(codes: int, bits: int) -> int:
-    """The words that hold so many codes."""
+    """The number of words that hold this number of codes."""
     return -(-codes * bits // WORD_BITS)
 
 
 def group_of(scheme: WeightScheme, inputs: int) -> int:
-    """Inputs per scale of a layer with so many inputs."""
+    """Inputs per scale of a layer with this number of inputs."""
     return min(scheme.inputs or inputs, inputs)
 
 
