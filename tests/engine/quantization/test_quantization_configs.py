@@ -220,6 +220,15 @@ def test_exact_names_go_before_expressions_and_expressions_before_classes() -> N
     assert [scheme and scheme.numbers for scheme in found] == ["int8", "int4", "int8", "int8"]
 
 
+def test_ignored_layers_are_plain_whatever_else_names_them() -> None:
+    config: Any = LAYOUTS["w8a16"].config
+    [group] = config["config_groups"].values()
+    groups = {"a": {**group, "targets": ["Linear", *LAYERS]}}
+    ignore = ["lm_head", "re:.*gate$", "re:.*q_proj"]
+    found = schemes({**config, "config_groups": groups, "ignore": ignore}, *LAYERS)
+    assert [scheme is None for scheme in found] == [True, False, False, True, True]
+
+
 @pytest.mark.parametrize(
     "layout", [name for name in LAYOUTS if name.startswith(("gptq", "awq", "auto-round"))]
 )

@@ -13,10 +13,17 @@ from tests.support.engines.quantized.quantized_models import LAYOUTS, make_quant
 # of a group.
 MODELS = ("mixtral", "qwen2-moe", "deepseek-v2-lite", "phi3-partial-window", "llama-gqa2-tied")
 SOME = ("w8a16 zeros", "gptq zeros", "gptq int8 zeros", "awq", "auto-round awq")
+# One of each other family whose experts have tensors of their own.
+FAMILIES = (
+    *("qwen2", "qwen3-gqa4", "mistral-window", "gemma2", "qwen3-moe-bias-odd", "olmoe"),
+    *("glm4-moe", "deepseek-v3"),
+)
 CASES = [
     *(("llama-gqa4", layout) for layout in LAYOUTS),
     *((model, layout) for model in MODELS for layout in SOME),
+    *((model, "gptq zeros") for model in FAMILIES),
     ("qwen2-moe-one-of-7", "gptq"),
+    ("llama-gqa2-tied", "gptq mixed"),
     ("llama-gqa2-tied", "gptq act-order"),
 ]
 
