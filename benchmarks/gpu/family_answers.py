@@ -27,7 +27,7 @@ from benchmarks.gpu.findings import Findings
 from benchmarks.gpu.in_order import Task, run_in_order
 from benchmarks.gpu.rival import loaded_model, references
 from benchmarks.gpu.stepping import complete
-from tests.bits.cells import MODELS, Bench
+from tests.bits.cells import Bench
 from tests.bits.paths import PATHS
 from tests.support.engines.exactness import Reference, Tally, compare
 from tests.support.engines.tiny_models import make_tiny_model, prompt_of
@@ -57,12 +57,13 @@ INTERPRETED = {"kernels": "triton", "overlap": "on"}
 
 @dataclass(frozen=True)
 class Family:
-    """One model; `number` is its place among the models, and decides which paths of equal bits it
+    """One model; `number` is its place among the `models`, and decides which paths of equal bits it
     takes."""
 
     findings: Findings
     model: str
     number: int
+    models: int
 
     @property
     def new_tokens(self) -> int:
@@ -230,7 +231,7 @@ class Family:
         paths = [*PATHS, *STORE_PATHS]
         if self.findings.dry:
             return ["several choices"]
-        return paths[self.number :: len(MODELS)]
+        return paths[self.number :: self.models]
 
     def equal_bits(self, path: str) -> str:
         from tests.bits.store_paths import STORE_PATHS

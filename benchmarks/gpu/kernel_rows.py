@@ -5,8 +5,8 @@ engine calls; what it must give, by its torch twin or by definition; and the lea
 operations that it takes. Sizes are those of models; in a dry run they are tiny.
 
 Shapes: T tokens, D hidden size, F MLP size, N query heads, K kv heads, Z = N + 2 K, H head_dim,
-S samples, V vocabulary, E experts, C experts of a token, O and I a linear's output and input size,
-B block size, J keys of a row, M blocks of a row.
+S samples, V vocabulary or numbers of a head of v, E experts, C experts of a token, O and I a
+linear's output and input size, B block size, J keys of a row, M blocks of a row.
 """
 
 from __future__ import annotations
@@ -20,6 +20,7 @@ import torch
 import torch.nn.functional as F
 
 from baton_engine.attention.interface import KVSlots
+from baton_engine.attention.layer_kv import LayerKV, layers_kv
 from baton_engine.attention.triton_backend import TritonAttention
 from baton_engine.attention.triton_store_kv import store_kv
 from baton_engine.build import ops_for
@@ -33,7 +34,7 @@ from baton_engine.layers.rotary import HeadNorm, Rope
 from baton_engine.layers.triton_matmul import FIXED_TILE
 from baton_engine.sampling.metadata import draws_of
 from baton_protocol.ids import BlockId
-from baton_protocol.layout import KVLayout
+from baton_protocol.layout import LATENT, KVField, KVLayout
 from baton_protocol.sampling import SamplingParams
 from benchmarks.gpu.processes import ROOT
 from tests.support.engines.attention_specs import batch_of
@@ -128,6 +129,19 @@ SIZES: Mapping[str, Callable[[], Sizes]] = {
     "Gemma-2-2B": lambda: Sizes(2304, 9216, 8, 4, 256, 256_000),
     "gpt-oss-20b": lambda: Sizes(2880, 2880, 64, 8, 64, 201_088),
 }
+
+
+@dataclass(frozen=True, slots=True)
+class Latent:
+    """Latent rows: query heads, numbers of a row, and those of them that are v."""
+
+    heads: int
+    dim: int = 576
+    value_dim: int = 512
+
+
+LATENTS: Mapping[str, Latent] = {"DeepSeek-V2-Lite": Latent(16), "DeepSeek-V3": Latent(128)}
+DRY_LATENT = Latent(heads=6, dim=40, value_dim=24)
 DRY_SIZES = Sizes(hidden=96, mlp=80, heads=4, kv_heads=2, dim=32, vocab=2600)
 
 
@@ -251,11 +265,8 @@ def attention(
     """Attention over rows (start, tokens), longest one-token rows first. Blocks are scattered over
     the pool; whatever no row may read is NaN."""
     sizes = setup.sizes(model)
-    spans = [(setup.at_most(start, DRY_KEYS), setup.at_most(count)) for start, count in spans]
-    spans = spans[: setup.at_most(len(spans))]
-    used = [-(-(start + count) // BLOCK) for start, count in spans]
-    memory = make_pool(setup, sizes, sum(used), pool)
-    rows = fill_rows(memory, spans, used)
+    spans = spans_of(setup, spans)
+    memory = make_pool(setup, sizes, sum(map(blocks_of, spans)), pool)
     spec = AttentionSpec(
         num_heads=sizes.heads,
         num_kv_heads=sizes.kv_heads,
@@ -265,21 +276,64 @@ def attention(
         soft_cap=soft_cap,
         sinks=sinks,
     )
-    sinks_N = torch.randn(sizes.heads, device=setup.device) if sinks else None
+    return attention_over(setup, memory, spec, spans, exact=exact)
+
+
+def latent_attention(
+    setup: Setup, model: str, spans: Sequence[tuple[int, int]], *, exact: bool = False
+) -> Trial:
+    """Attention over latent rows: k of all query heads and, as its first numbers, v."""
+    latent, spans = DRY_LATENT if setup.dry else LATENTS[model], spans_of(setup, spans)
+    dtype = str(setup.dtype).removeprefix("torch.")
+    layout = KVLayout.of_fields(
+        (KVField(LATENT, 1, latent.dim, dtype),),
+        num_layers=LAYERS,
+        block_size=BLOCK,
+        chunk_blocks=1,
+    )
+    blocks = sum(map(blocks_of, spans)) + SPARE_BLOCKS
+    memory = TorchMemory(layout, blocks, setup.device)
+    memory.fields[LATENT].fill_(torch.nan)
+    spec = AttentionSpec(
+        num_heads=latent.heads,
+        num_kv_heads=1,
+        head_dim=latent.dim,
+        scale=latent.dim**-0.5,
+        value_dim=latent.value_dim,
+        latent=True,
+    )
+    return attention_over(setup, memory, spec, spans, exact=exact)
+
+
+def attention_over(
+    setup: Setup,
+    memory: TorchMemory,
+    spec: AttentionSpec,
+    spans: Sequence[tuple[int, int]],
+    *,
+    exact: bool,
+) -> Trial:
+    rows = fill_rows(memory, spans)
+    sinks_N = torch.randn(spec.num_heads, device=setup.device) if spec.sinks else None
+    specs = [spec] * LAYERS
     batch = batch_of(rows, memory.layout, setup.device)
-    step = TritonAttention(memory, [spec] * LAYERS, exact=exact).begin(batch)
-    tokens = sum(count for _, count in spans)
-    heads_TZH = setup.noise(tokens, sizes.heads + 2 * sizes.kv_heads, sizes.dim)
-    parts = torch.split(heads_TZH, [sizes.heads, sizes.kv_heads, sizes.kv_heads], dim=1)
-    expected_TNH = by_definition(memory, spec, rows, parts[0], sinks_N)
-    seen = [seen_keys(start, count, window) for start, count in spans]
+    step = TritonAttention(memory, specs, exact=exact).begin(batch)
+    tokens, keys = sum(count for _, count in spans), layers_kv(memory, specs)[LAYER]
+    # q is a slice of a wider tensor, as a model's projections give it.
+    heads_TZH = setup.noise(tokens, spec.num_heads + 2 * spec.num_kv_heads, spec.head_dim)
+    q_TNH, k_TKH, v_TKH = torch.split(heads_TZH, [spec.num_heads, *[spec.num_kv_heads] * 2], dim=1)
+    expected_TNV = by_definition(keys, spec, rows, q_TNH, sinks_N)
+    seen = [seen_keys(start, count, spec.window) for start, count in spans]
+    both = spec.head_dim + spec.value_dim
+    row_numbers = spec.num_kv_heads * (spec.head_dim if spec.latent else both)
+    numbers = tokens * spec.num_heads * both + sum(read for read, _ in seen) * row_numbers
+    v = None if spec.latent else v_TKH
     return Trial(
-        run=lambda: (step.attend(LAYER, *parts, stored=True, sinks_N=sinks_N),),
-        expected=(expected_TNH,),
+        run=lambda: (step.attend(LAYER, q_TNH, k_TKH, v, stored=True, sinks_N=sinks_N),),
+        expected=(expected_TNV,),
         tolerance=ROUNDING[setup.dtype],
-        bytes=2 * bytes_of(parts[0])
-        + sum(keys for keys, _ in seen) * 2 * sizes.kv_heads * sizes.dim * parts[0].element_size(),
-        operations=4 * sizes.heads * sizes.dim * sum(pairs for _, pairs in seen),
+        bytes=numbers * q_TNH.element_size(),
+        operations=2 * spec.num_heads * both * sum(pairs for _, pairs in seen),
     )
 
 
@@ -441,27 +495,38 @@ def written(memory: TorchMemory) -> torch.Tensor:
     )
 
 
-def fill_rows(
-    memory: TorchMemory, spans: Sequence[tuple[int, int]], used: Sequence[int]
-) -> list[Row]:
+def spans_of(setup: Setup, spans: Sequence[tuple[int, int]]) -> list[tuple[int, int]]:
+    """Rows (start, tokens); in a dry run few and short ones."""
+    some = [(setup.at_most(start, DRY_KEYS), setup.at_most(count)) for start, count in spans]
+    return some[: setup.at_most(len(some))]
+
+
+def blocks_of(span: tuple[int, int]) -> int:
+    return -(-sum(span) // BLOCK)
+
+
+def fill_rows(memory: TorchMemory, spans: Sequence[tuple[int, int]]) -> list[Row]:
     """Give each row random blocks of the pool, with noise for its tokens and NaN after them."""
-    free = (torch.randperm(len(memory.pool) - 1)[: sum(used)] + 1).tolist()
+    free = (torch.randperm(len(memory.pool) - 1)[: sum(map(blocks_of, spans))] + 1).tolist()
     chosen = torch.tensor(free, device=memory.pool.device)
-    kv = kv_of(memory)
-    shape = (len(free), *kv.shape[2:])
-    kv[chosen, LAYER] = torch.randn(shape, device=kv.device, dtype=kv.dtype)
+    fields = [field[:, LAYER] for field in memory.fields.values()]
+    for each in fields:
+        shape = len(free), *each.shape[1:]
+        each[chosen] = torch.randn(shape, device=each.device, dtype=each.dtype)
     rows = []
-    for (start, count), blocks in zip(spans, used, strict=True):
+    for start, count in spans:
+        blocks = blocks_of((start, count))
         own, free = free[:blocks], free[blocks:]
         past = (start + count) % BLOCK
         if past:
-            kv[own[-1], LAYER, :, :, past:] = torch.nan
+            for each in fields:
+                each[own[-1], :, past:] = torch.nan
         rows.append(Row([0] * count, start, [BlockId(block) for block in own]))
     return rows
 
 
 def by_definition(
-    memory: TorchMemory,
+    kv: LayerKV,
     spec: AttentionSpec,
     rows: Sequence[Row],
     q_TNH: torch.Tensor,
@@ -475,9 +540,14 @@ def by_definition(
     for row in rows:
         count = len(row.tokens)
         end = row.start + count
-        own_M2KBH = kv_of(memory)[list(row.blocks), LAYER].float()
-        kv_2KJH = own_M2KBH.permute(1, 2, 0, 3, 4).flatten(2, 3)[:, :, :end]
-        k_NJH, v_NJH = kv_2KJH.repeat_interleave(group, dim=1)
+        k_NJH, v_NJV = (
+            pages[list(row.blocks)]
+            .float()
+            .transpose(0, 1)
+            .flatten(1, 2)[:, :end]
+            .repeat_interleave(group, dim=0)
+            for pages in (kv.k_PKBH, kv.v_PKBV)
+        )
         q_NTH = q_TNH[begin : begin + count].float().transpose(0, 1)
         score_NTJ = q_NTH @ k_NJH.transpose(1, 2) * spec.scale
         if spec.soft_cap is not None:
@@ -490,7 +560,7 @@ def by_definition(
         sink_NT1 = sinks_N[:, None, None].expand(-1, count, 1)
         all_scores = torch.cat((score_NTJ.masked_fill(hidden_TJ, -torch.inf), sink_NT1), -1)
         weight_NTJ = all_scores.softmax(-1)[..., :-1]
-        out.append((weight_NTJ @ v_NJH).transpose(0, 1))
+        out.append((weight_NTJ @ v_NJV).transpose(0, 1))
         begin += count
     return torch.cat(out)
 
@@ -529,6 +599,11 @@ SAMPLING: Mapping[str, dict[str, Any]] = {
 }
 GEMMA_LIMITS: Mapping[str, Any] = {"window": 4096, "soft_cap": 50.0}
 GPT_OSS_WINDOW: Mapping[str, Any] = {"model": "gpt-oss-20b", "window": 128, "sinks": True}
+LATENT_STEPS: Mapping[str, Sequence[tuple[int, int]]] = {
+    "64 rows of 1024": _step(64, 1024),
+    "1 row of 8192": _step(1, 8192),
+    "a prompt of 1024": [(0, 1024)],
+}
 # Outputs and inputs of Qwen3-0.6B: its smallest and its largest product of a layer, and the head.
 PRODUCTS = ((1024, 2048), (6144, 1024), (151_936, 1024))
 ROWS: tuple[KernelRow, ...] = (
@@ -587,6 +662,21 @@ ROWS: tuple[KernelRow, ...] = (
     KernelRow(
         "attention, exact, a mix",
         partial(attention, model="Qwen3-0.6B", spans=[*_step(31, 500), (77, 300)], exact=True),
+    ),
+    *(
+        KernelRow(
+            f"latent attention, {model}, {name}",
+            partial(latent_attention, model=model, spans=spans),
+        )
+        for model in LATENTS
+        for name, spans in LATENT_STEPS.items()
+    ),
+    *(
+        KernelRow(
+            f"latent attention, exact, {model}, 64 rows of 1024",
+            partial(latent_attention, model=model, spans=_step(64, 1024), exact=True),
+        )
+        for model in LATENTS
     ),
     KernelRow(
         "attention in a pool of 2^32 numbers",

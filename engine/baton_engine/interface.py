@@ -177,7 +177,8 @@ class KVMemory(Protocol):
 
     `read` and `write` copy one head shard of whole blocks, in the order given:
     `[block][layer][field][head of the shard][token][number]`. A buffer has
-    `len(blocks) * layout.block_bytes / layout.kv_shards` bytes.
+    `len(blocks) * layout.block_bytes / layout.kv_shards` bytes. The blocks belong to `group`, or to
+    groups whose layers keep the same fields (see KVLayout.divisions).
 
     `views` returns one writable view of each block's own bytes. It returns None if there are none
     (blocks on a device, or several head shards) or if the engine has to notice writes.
@@ -189,9 +190,13 @@ class KVMemory(Protocol):
 
     layout: KVLayout
 
-    def read(self, blocks: Sequence[BlockId], into: memoryview, shard: int = 0) -> None: ...
+    def read(
+        self, blocks: Sequence[BlockId], into: memoryview, shard: int = 0, group: int = 0
+    ) -> None: ...
 
-    def write(self, blocks: Sequence[BlockId], data: memoryview, shard: int = 0) -> None: ...
+    def write(
+        self, blocks: Sequence[BlockId], data: memoryview, shard: int = 0, group: int = 0
+    ) -> None: ...
 
     def views(self, blocks: Sequence[BlockId]) -> Sequence[memoryview] | None: ...
 

@@ -6,6 +6,14 @@ each `block_size` tokens take one block per group. The payload of a block is
 `[layer of the group][field][head][token][number]`, little-endian, each field in its dtype. The KV
 store treats a block as opaque bytes; only the engine's blocks and kernels know the shape.
 
+The blocks of all groups are of one size, that of the largest group, so that any free block serves
+any group. The rest of a smaller group's block is unused, but stored and sent like its KV: the
+engine forms groups such that this is little (see baton_engine.memory.requirements).
+
+A state that a layer keeps once per chunk (of a recurrent layer) has its place here, too: as a
+KVField that says so, in a group of its own. Of each chunk, this group has one block, that of the
+chunk's last tokens, and 0 for the others, as where a window has left them.
+
 A value takes as much of a data server's memory as the size class of its allocator, not as its
 bytes. Blocks tend to have the worst sizes: 2 MiB and a header take 2.5 MiB. The rule of
 `default_chunk_blocks` keeps this waste small.
@@ -62,19 +70,21 @@ class KVGroup(msgspec.Struct, frozen=True):
     """Layers whose KV is in the same blocks. Layer `layers[i]` is layer i of the block's payload.
 
     With a `window` w, the query at position i sees the keys at positions j > i - w only, so the
-    group needs no KV of earlier tokens.
+    group needs no KV of earlier tokens. Its layers keep `fields`, or without these the fields of
+    the layout. A group without fields is encoded as before groups could have them.
     """
 
     layers: tuple[int, ...]
     window: int | None = None
+    fields: tuple[KVField, ...] | msgspec.UnsetType = msgspec.UNSET
 
 
 class KVLayout(msgspec.Struct, frozen=True):
     """Geometry of the paged cache. Every field is part of the fingerprint.
 
-    All layers keep the same `fields`. Without these, a layer keeps K and V, each of `num_kv_heads`
-    heads with `head_dim` numbers in `dtype` (see `kv_fields`). With these, the three describe the
-    first field, for readers of protocol version 5.
+    Layers keep `fields`, except those of a group with fields of its own. Without `fields`, a layer
+    keeps K and V, each of `num_kv_heads` heads with `head_dim` numbers in `dtype` (see
+    `kv_fields`). With these, the three describe the first field, for readers of protocol version 5.
 
     `block_size` is in tokens, `chunk_blocks` in multiples of `block_size` tokens. The store splits
     a chunk into `kv_shards` values along the heads of each field. Without `groups`, all layers form
@@ -112,15 +122,42 @@ class KVLayout(msgspec.Struct, frozen=True):
 
     @property
     def kv_fields(self) -> tuple[KVField, ...]:
-        """What a layer keeps of each token, in the order of a block's payload; at least one."""
+        """What a layer keeps of each token, in the order of a block's payload, if its group has no
+        fields of its own; at least one."""
         return self.fields or keys_and_values(self.num_kv_heads, self.head_dim, self.dtype)
+
+    @property
+    def group_fields(self) -> tuple[tuple[KVField, ...], ...]:
+        """For each group, what its layers keep of each token."""
+        shared = self.kv_fields
+        return tuple(group.fields or shared for group in self.kv_groups)
+
+    @property
+    def divisions(self) -> tuple[int, ...]:
+        """For each group, the first group whose layers keep the same fields. Blocks of the two
+        are divided into head shards in the same way."""
+        fields = self.group_fields
+        return tuple(map(fields.index, fields))
+
+    def in_dtype(self, dtype: str) -> Self:
+        """The layout with all fields in this dtype."""
+
+        def changed(fields: tuple[KVField, ...]) -> tuple[KVField, ...]:
+            return tuple(msgspec.structs.replace(field, dtype=dtype) for field in fields)
+
+        groups = tuple(
+            msgspec.structs.replace(group, fields=changed(group.fields)) if group.fields else group
+            for group in self.groups
+        )
+        fields = changed(self.fields)
+        return msgspec.structs.replace(self, dtype=dtype, fields=fields, groups=groups)
 
     @property
     def undivided(self) -> KVField | None:
         """A field whose heads `kv_shards` does not divide; None if it divides those of all."""
         shards = self.kv_shards
-        wrong = (field for field in self.kv_fields if shards < 1 or field.heads % shards)
-        return next(wrong, None)
+        fields = (field for fields in self.group_fields for field in fields)
+        return next((field for field in fields if shards < 1 or field.heads % shards), None)
 
     @property
     def kv_groups(self) -> tuple[KVGroup, ...]:
@@ -160,20 +197,21 @@ class KVLayout(msgspec.Struct, frozen=True):
         """Number of tokens whose KV `blocks` blocks hold in all groups."""
         return blocks // self.num_groups * self.block_size
 
-    @property
-    def group_layers(self) -> int:
-        """Number of layers in the payload of a block: those of the largest group."""
-        return max(len(group.layers) for group in self.kv_groups)
+    def layer_bytes(self, group: int = 0) -> int:
+        """Bytes of one layer in a block of this group: the fields of `block_size` tokens."""
+        return self.block_size * sum(field.token_bytes for field in self.group_fields[group])
 
-    @property
-    def layer_bytes(self) -> int:
-        """Bytes of one layer in a block: the fields of `block_size` tokens."""
-        return self.block_size * sum(field.token_bytes for field in self.kv_fields)
+    def layer_slots(self, group: int = 0) -> int:
+        """Number of layers for which a block of this group has room."""
+        return self.block_bytes // self.layer_bytes(group)
 
     @property
     def block_bytes(self) -> int:
-        """Bytes of one block: `block_size` tokens in the layers of one group."""
-        return self.group_layers * self.layer_bytes
+        """Bytes of one block: `block_size` tokens in the layers of the largest group."""
+        return self.block_size * max(
+            len(group.layers) * sum(field.token_bytes for field in fields)
+            for group, fields in zip(self.kv_groups, self.group_fields, strict=True)
+        )
 
     @property
     def token_bytes(self) -> int:

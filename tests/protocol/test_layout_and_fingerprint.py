@@ -37,6 +37,21 @@ SCALED = KVLayout.of_fields(
     chunk_blocks=2,
     kv_shards=4,
 )
+# Layers with other fields than the rest, and a window; blocks of both groups have 3,072 bytes.
+MIXED = KVLayout(
+    num_layers=3,
+    num_kv_heads=2,
+    head_dim=16,
+    block_size=16,
+    dtype="bfloat16",
+    chunk_blocks=2,
+    kv_shards=2,
+    groups=(
+        KVGroup((1,), fields=keys_and_values(2, 24, "bfloat16")),
+        KVGroup((0,), 64),
+        KVGroup((2,), 64),
+    ),
+)
 TENSORS = [
     TensorDigest("a.weight", (2, 3), "bfloat16", "00"),
     TensorDigest("b.weight", (3,), "bfloat16", "11"),
@@ -55,12 +70,63 @@ def test_a_layout_computes_the_sizes_of_the_demo_model() -> None:
     [
         (LATENT_ROWS, 27 * 576 * 2, 27 * 576 * 2 * 16, 27 * 576 * 2 * 16),
         (SCALED, 2 * 4 * (192 + 128 + 8), 2 * 4 * 328 * 16, 2 * 328 * 32),
+        (MIXED, 3 * 2 * 2 * 24 * 2, 2 * 2 * 24 * 2 * 16, 3 * 2 * 24 * 2 * 32),
     ],
 )
 def test_bytes_are_counted_from_the_fields_of_a_layer(
     layout: KVLayout, token: int, block: int, shard: int
 ) -> None:
     assert (layout.token_bytes, layout.block_bytes, layout.shard_bytes) == (token, block, shard)
+
+
+def test_a_block_has_the_size_of_the_largest_group() -> None:
+    groups = range(MIXED.num_groups)
+    assert [MIXED.layer_bytes(group) for group in groups] == [3072, 2048, 2048]
+    assert [MIXED.layer_slots(group) for group in groups] == [1, 1, 1]
+    assert MIXED.block_bytes == 3072
+    assert MIXED.divisions == (0, 1, 1)
+    assert GROUPED.divisions == (0, 0, 0)
+
+
+@pytest.mark.parametrize(
+    ("layout", "encoded", "expected"),
+    [
+        (
+            GROUPED,
+            '{"num_layers":6,"num_kv_heads":1,"head_dim":4,"block_size":16,"dtype":"bfloat16",'
+            '"chunk_blocks":2,"kv_shards":1,"codec":"none","version":1,"groups":['
+            '{"layers":[1,5],"window":null},{"layers":[3],"window":null},'
+            '{"layers":[0,2,4],"window":64}],"fields":[]}',
+            "d950e6f44df77ca9d503e0b2e32f4785",
+        ),
+        (
+            LATENT_ROWS,
+            '{"num_layers":27,"num_kv_heads":1,"head_dim":576,"block_size":16,"dtype":"bfloat16",'
+            '"chunk_blocks":1,"kv_shards":1,"codec":"none","version":1,"groups":[],"fields":['
+            '{"name":"latent","heads":1,"size":576,"dtype":"bfloat16"}]}',
+            "73a33da167ccede9cab256295aeec680",
+        ),
+    ],
+)
+def test_a_layout_and_its_fingerprint_stay_as_they_were(
+    layout: KVLayout, encoded: str, expected: str
+) -> None:
+    """Nodes of several versions exchange KV, and stores outlive nodes."""
+    assert msgspec.json.encode(layout).decode() == encoded
+    assert fingerprint(TENSORS, layout, "r") == expected
+
+
+@pytest.mark.parametrize("layout", [SMOLLM, GROUPED, SCALED, MIXED])
+def test_a_layout_survives_its_encoding(layout: KVLayout) -> None:
+    encoded = msgspec.msgpack.encode(layout)
+    assert msgspec.msgpack.decode(encoded, type=KVLayout) == layout
+
+
+def test_a_layout_in_another_dtype_has_all_fields_in_it() -> None:
+    wide = MIXED.in_dtype("float32")
+    assert wide.block_bytes == 2 * MIXED.block_bytes
+    assert {field.dtype for fields in wide.group_fields for field in fields} == {"float32"}
+    assert wide.in_dtype("bfloat16") == MIXED
 
 
 def test_k_and_v_of_one_shape_need_no_list_of_fields() -> None:
@@ -82,6 +148,8 @@ def test_k_and_v_of_one_shape_need_no_list_of_fields() -> None:
         (SCALED, 8, "k"),
         (LATENT_ROWS, 1, None),
         (LATENT_ROWS, 2, "latent"),
+        (MIXED, 2, None),
+        (msgspec.structs.replace(MIXED, num_kv_heads=4), 4, "k"),
     ],
 )
 def test_head_shards_divide_the_heads_of_each_field(
@@ -107,6 +175,7 @@ def test_a_fingerprint_does_not_depend_on_the_order_of_tensors() -> None:
         {"version": 2},
         {"num_layers": 31},
         {"groups": (KVGroup(tuple(range(30)), 64),)},
+        {"groups": (KVGroup(tuple(range(30)), fields=keys_and_values(3, 32, "bfloat16")),)},
         {"fields": (KVField("k", 3, 64, "bfloat16"), KVField("v", 3, 32, "bfloat16"))},
         {"fields": (KVField("k", 3, 64, "uint8"), KVField("v", 3, 64, "bfloat16"))},
     ],

@@ -29,10 +29,11 @@ class LayerKV:
 def layers_kv(memory: TorchMemory, specs: Sequence[AttentionSpec]) -> list[LayerKV]:
     """The views of each layer; `specs` has one entry per layer."""
     found = []
-    for (_, index), spec in zip(memory.layout.layer_places, specs, strict=True):
+    for (group, index), spec in zip(memory.layout.layer_places, specs, strict=True):
+        fields = memory.group_fields[group]
         if spec.latent:
-            row_PKBH = memory.fields[LATENT][:, index]
+            row_PKBH = fields[LATENT][:, index]
             found.append(LayerKV(row_PKBH, row_PKBH[..., : spec.value_dim]))
         else:
-            found.append(LayerKV(memory.fields["k"][:, index], memory.fields["v"][:, index]))
+            found.append(LayerKV(fields["k"][:, index], fields["v"][:, index]))
     return found

@@ -44,6 +44,7 @@ class TritonAttention:
         self._layers = layers_kv(memory, specs)
         self._places = memory.layout.layer_places
         self._specs = tuple(specs)
+        self._heads = {spec.num_kv_heads for spec in specs}
         device = memory.pool.device
         self._processors = 1
         if device.type == "cuda":
@@ -59,21 +60,26 @@ class TritonAttention:
             StepRows(arrays.query_starts_R1, arrays.seq_lens_R, group.table_RM, one_token)
             for group in arrays.groups
         ]
-        heads, programs = self._specs[0].num_kv_heads, 1
         # Only keys of one-token rows are divided.
+        programs = dict.fromkeys(self._heads, 1)
         if batch.one_token_rows:
-            programs = programs_for(batch.rows, heads, batch.max_seq_len, self._processors)
-        launch = Launch(programs, exact=self.exact, tile=self._tile)
+            programs = {
+                heads: programs_for(batch.rows, heads, batch.max_seq_len, self._processors)
+                for heads in self._heads
+            }
         layers = [
-            StepLayer(groups[group], kv, arrays.groups[group].slots_T, spec)
+            StepLayer(
+                *(groups[group], kv, arrays.groups[group].slots_T, spec),
+                Launch(programs[spec.num_kv_heads], exact=self.exact, tile=self._tile),
+            )
             for (group, _), kv, spec in zip(self._places, self._layers, self._specs, strict=True)
         ]
-        return TritonStep(layers, launch)
+        return TritonStep(layers)
 
 
 @dataclass(frozen=True, slots=True)
 class Launch:
-    """How the kernels of a step are launched; see paged_attention()."""
+    """How the kernels of a step are launched for layers; see paged_attention()."""
 
     programs: int
     exact: bool
@@ -82,12 +88,13 @@ class Launch:
 
 @dataclass(frozen=True, slots=True)
 class StepLayer:
-    """A layer's rows, K and V, slots of the new tokens, and attention."""
+    """A layer's rows, K and V, slots of the new tokens, attention, and launch."""
 
     rows: StepRows
     kv: LayerKV
     slots_T: torch.Tensor
     spec: AttentionSpec
+    launch: Launch
 
     @property
     def slots(self) -> KVSlots:
@@ -97,9 +104,8 @@ class StepLayer:
 class TritonStep:
     """StepAttention with kernels."""
 
-    def __init__(self, layers: Sequence[StepLayer], launch: Launch) -> None:
+    def __init__(self, layers: Sequence[StepLayer]) -> None:
         self._layers = layers
-        self._launch = launch
 
     def slots(self, layer: int) -> KVSlots:
         return self._layers[layer].slots
@@ -127,8 +133,8 @@ class TritonStep:
             window=spec.window,
             soft_cap=spec.soft_cap,
             sinks_N=sinks_N,
-            programs=self._launch.programs,
-            exact=self._launch.exact,
-            tile=self._launch.tile,
+            programs=each.launch.programs,
+            exact=each.launch.exact,
+            tile=each.launch.tile,
         )
         return out_TNV

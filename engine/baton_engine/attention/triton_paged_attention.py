@@ -63,9 +63,13 @@ FIXED_SPLIT_KEYS = 256
 PROGRAMS_PER_PROCESSOR = 4
 # Stored parts of a row that are loaded at a time.
 JOIN_STAGES = tl.constexpr(4)
-# The most query heads that one program computes with latent rows: more sums of 512 numbers do not
-# fit the registers, and with `exact` there are two of each. With more heads, several programs read
-# the same rows.
+# The most query heads that one program computes with latent rows. A multiprocessor has 64 Ki
+# registers: the sums of 512 numbers of 64 heads take half of them, and those of 128 heads would
+# take all, with none left for products. Compiled for an H100, these spill 3,700 bytes per thread
+# and take 256 KiB of shared memory, of which it has 227. With `exact` there are two of each sum,
+# and 32 heads spill 180 bytes. With more heads, several programs read the same rows. They are
+# neighbours in the grid, so they run at the same time, and the cache has the rows for all but the
+# first.
 MOST_LATENT, EXACT_MOST_LATENT = 64, 16
 FLOAT32_BYTES = 4
 LOG2_E = tl.constexpr(1.4426950408889634)
@@ -139,12 +143,12 @@ def paged_attention(
     assert k_PKBH.stride(0) == v_PKBV.stride(0), "K and V are not views of one pool"
     (_, kv_heads, block_size, _), value_dim = k_PKBH.shape, v_PKBV.shape[3]
     latent = k_PKBH.data_ptr() == v_PKBV.data_ptr()
-    rest, head_step = dim - value_dim, k_PKBH.stride(1)
+    rest, head_parts = dim - value_dim, 1
     if latent:
         assert kv_heads == 1, "latent rows of several kv heads"
-        kv_heads, head_step = latent_parts(heads, exact=exact), 0
+        head_parts = latent_parts(heads, exact=exact)
     first = value_dim if latent else dim
-    num_rows, group = rows.lengths_R.shape[0], heads // kv_heads
+    num_rows, group = rows.lengths_R.shape[0], heads // (kv_heads * head_parts)
     dims = max(first, value_dim)
     shape = tile_shape(rows.one_token, group, dims, q_TNH.element_size(), exact=exact, tile=tile)
     tiles = num_rows if rows.one_token else tokens // (shape.queries // group) + num_rows
@@ -170,13 +174,13 @@ def paged_attention(
         "SINKS": sinks_N is not None,
         "EXACT": exact,
     }
-    _attend[(tiles, kv_heads, programs)](
+    _attend[(tiles * head_parts, kv_heads, programs)](
         *results,
         *where,
         *(rows.table_RM, *rows.table_RM.stride()),
         *(q_TNH, q_TNH.stride(0), q_TNH.stride(1), *factors),
         *(k_PKBH, v_PKBV, k_PKBH.stride(0)),
-        *(head_step, head_step if latent else v_PKBV.stride(1)),
+        *(k_PKBH.stride(1), v_PKBV.stride(1)),
         DIM=first,
         DIM_P=max(triton.next_power_of_2(first), LEAST_DOT),
         REST=rest if latent else 0,
@@ -184,6 +188,7 @@ def paged_attention(
         LATENT=latent,
         K_SLOT=k_PKBH.stride(2),
         V_SLOT=v_PKBV.stride(2),
+        HEAD_PARTS=head_parts,
         GROUP=group,
         BLOCK=block_size,
         CAPPED=soft_cap is not None,
@@ -432,6 +437,7 @@ def _attend(
     pool_block: tl.tensor,
     k_row: tl.tensor,
     v_row: tl.tensor,
+    HEAD_PARTS: tl.constexpr,
     GROUP: tl.constexpr,
     BLOCK: tl.constexpr,
     K_SLOT: tl.constexpr,
@@ -453,7 +459,8 @@ def _attend(
     SINKS: tl.constexpr,
     EXACT: tl.constexpr,
 ) -> None:
-    index = tl.program_id(0)
+    index = tl.program_id(0) // HEAD_PARTS
+    head_part = tl.program_id(0) % HEAD_PARTS
     kv_head = tl.program_id(1)
     program = tl.program_id(2)
     TOKENS: tl.constexpr = QUERIES // GROUP
@@ -477,7 +484,7 @@ def _attend(
 
     lane_Q = tl.arange(0, QUERIES)
     token_Q = first + lane_Q // GROUP
-    head_Q = kv_head * GROUP + lane_Q % GROUP
+    head_Q = (kv_head * HEAD_PARTS + head_part) * GROUP + lane_Q % GROUP
     dim_D = tl.arange(0, DIM_P)
     value_E = tl.arange(0, VALUE_P)
     live_Q = (token_Q < count) & (lane_Q < TOKENS * GROUP)
@@ -492,7 +499,7 @@ def _attend(
         rest_F = tl.arange(0, REST_P)
         live_QF = live_Q[:, None] & (rest_F < REST)[None, :]
         rest_QF = tl.load(q_ptrs[:, None] + VALUE + rest_F[None, :], mask=live_QF, other=0.0)
-    heads = tl.num_programs(1) * GROUP
+    heads = tl.num_programs(1) * HEAD_PARTS * GROUP
     part_Q = (row * heads + head_Q) * parts
     position_Q = past + token_Q
     low = past + first - WINDOW + 1

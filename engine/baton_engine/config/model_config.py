@@ -107,7 +107,8 @@ class BridgeConfig:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModelConfig:
-    """A decoder-only model. `dtype` is the checkpoint's.
+    """A decoder-only model. `dtype` is the checkpoint's. Numbers and sizes of heads are those of
+    every layer, or the largest ones of a layer if a `bridge` says that layers differ.
 
     `windows` has one entry per layer, or is empty if no layer has a window; None means no window.
     Key j is visible to the query at position i if j <= i and, in a layer with window w, j > i - w.
@@ -178,11 +179,13 @@ class ModelConfig:
         """Numbers of a head of which rope rotates all or a part (see RopeConfig)."""
         return self.head_dim if self.latent is None else self.latent.rope_dim
 
-    def kv_fields(self, dtype: str) -> tuple[KVField, ...]:
-        """What each layer keeps of a token, if it is kept in this dtype."""
+    def kv_fields(self, dtype: str) -> tuple[tuple[KVField, ...], ...]:
+        """What each layer keeps of a token, if it is kept in this dtype; one entry per layer."""
         if self.latent is not None:
-            return (KVField(LATENT, 1, self.latent.row, dtype),)
-        return keys_and_values(self.num_kv_heads, self.head_dim, dtype)
+            return ((KVField(LATENT, 1, self.latent.row, dtype),),) * self.num_layers
+        return tuple(
+            keys_and_values(spec.num_kv_heads, spec.head_dim, dtype) for spec in self.attention
+        )
 
     def limited_to(self, max_model_len: int | None) -> ModelConfig:
         """The config of an engine whose sequences have at most this number of tokens; None means

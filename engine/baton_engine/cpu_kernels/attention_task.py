@@ -14,8 +14,9 @@ from baton_engine.cpu_kernels.openmp import COUNTER
 # `output` [Q, V] in the dtype of the pool, with H = `dim` and V = `value_dim`. K is at `keys`, V at
 # `values`; the other numbers of both are bytes from one block, kv head and slot to the next. Key 0
 # of a matrix has its scores in column `column`. `next` is the matrix that the next free thread
-# takes. The orders are those of bfloat16 products; those of float32 add one by one. With `rounded`,
-# bfloat16 products are rounded to bfloat16 twice (see cpu_bf16.wide_scores).
+# takes. The orders are those of bfloat16 products; those of float32 add one by one. A score is the
+# sum of those of `scores_block` numbers of q and k each. With `rounded`, bfloat16 products are
+# rounded to bfloat16 twice (see cpu_bf16.wide_scores). `states` is float32 [Q, 4], for Part.SPLITS.
 TASK = np.dtype(
     [
         COUNTER,
@@ -24,9 +25,9 @@ TASK = np.dtype(
         *((name, np.int64) for name in ("keys", "values")),
         *((f"key_{unit}_bytes", np.int64) for unit in ("block", "head", "slot")),
         *((f"value_{unit}_bytes", np.int64) for unit in ("block", "head", "slot")),
-        *((name, np.int64) for name in ("queries", "scores", "sinks", "sums", "output")),
+        *((name, np.int64) for name in ("queries", "scores", "sinks", "sums", "output", "states")),
         *((name, np.int64) for name in ("row_scores", "column", "split", "parts")),
-        *((name, np.int64) for name in ("scores_order", "sums_order", "rounded")),
+        *((name, np.int64) for name in ("scores_order", "scores_block", "sums_order", "rounded")),
         ("scale", np.float32),
     ],
     align=True,
@@ -42,11 +43,14 @@ class Order(enum.IntEnum):
 
 
 class Part(enum.IntFlag):
-    """What a kernel computes of each matrix, in this order."""
+    """What a kernel computes of each matrix, in this order. SPLITS is in place of SCORES, SOFTMAX
+    and SUMS for layers with weights by split (see softmax.SplitSums): `scores` has the columns of
+    one split, and a key is read for its score and for the sums while it is in the cache."""
 
     SCORES = 1  # -inf for keys that a row does not see
     SOFTMAX = 2  # replaces all scores of the rows by weights; a sink is a score without a weight
-    NO_SUMS = 4  # sets `sums` to 0
+    NO_SUMS = 4  # sets `sums` to 0, and `states` to those of no keys
     SUMS = 8  # adds V times weight to `sums`, one split after the other
     OUTPUT = 16  # writes `sums` to `output`
     ALL = 31
+    SPLITS = 32  # scores, weights and sums, one split after the other

@@ -35,7 +35,13 @@ import torch
 import torch.nn.functional as F
 
 from baton_engine.cpu_kernels.numbers import ONE, exponential, number_at, store_numbers
-from baton_engine.cpu_kernels.openmp import COUNTER, NONE_TAKEN, inlined, keep, run_kernel
+from baton_engine.cpu_kernels.openmp import (
+    COUNTER,
+    NONE_TAKEN,
+    inlined,
+    keep_until_here,
+    run_kernel,
+)
 from baton_engine.cpu_kernels.silu import silu_product
 from baton_engine.cpu_kernels.vectors import (
     COLUMNS,
@@ -264,7 +270,7 @@ def _gate_up(pointer: Any, bf16: bool) -> None:
                     inner = _rounded(_gated(task, gate, up), bf16)
                     store_numbers(task.target, target + place, inner, bf16)
         turn = take_next(pointer)
-    keep(memory)
+    keep_until_here(memory)
 
 
 @inlined
@@ -292,7 +298,7 @@ def _down(pointer: Any, bf16: bool) -> None:
         if count_finished(task.finished + 8 * block) == task.part_count - 1:
             _add_experts(task, block, bf16)
         turn = take_next(pointer)
-    keep(memory)
+    keep_until_here(memory)
 
 
 @inlined

@@ -29,7 +29,7 @@ LN2_HIGH, LN2_LOW = np.float32(0.693359375), np.float32(-2.12194440e-4)
 # 1 / n! for n from 7 to 2: the Taylor series of exp, to the last bit or two for |x| <= ln(2) / 2.
 C7, C6, C5 = np.float32(1 / 5040), np.float32(1 / 720), np.float32(1 / 120)
 C4, C3, C2 = np.float32(1 / 24), np.float32(1 / 6), np.float32(0.5)
-ONE = np.float32(1.0)
+ZERO, ONE = np.float32(0.0), np.float32(1.0)
 
 
 @inlined

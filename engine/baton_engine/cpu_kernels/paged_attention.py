@@ -25,9 +25,9 @@ import numpy as np
 
 from baton_engine.cpu_kernels import vectors
 from baton_engine.cpu_kernels.attention_task import Order, Part
-from baton_engine.cpu_kernels.numbers import number_at, store_numbers
-from baton_engine.cpu_kernels.openmp import inlined, keep
-from baton_engine.cpu_kernels.softmax import HIDDEN, softmax_in_place
+from baton_engine.cpu_kernels.numbers import ONE, ZERO, number_at, store_numbers
+from baton_engine.cpu_kernels.openmp import inlined, keep_until_here
+from baton_engine.cpu_kernels.softmax import HIDDEN, joined, softmax_in_place, split_exponentials
 from baton_engine.cpu_kernels.vectors import (
     add,
     broadcast,
@@ -45,6 +45,7 @@ from baton_engine.cpu_kernels.vectors import (
     rounded_to_bf16,
     store,
     store_address,
+    store_number,
     store_transposed,
     subtract,
     take_next,
@@ -63,8 +64,10 @@ OUTPUTS = 32
 TILE = 32
 _PAIRS, _TILES = int(Order.PAIRS), int(Order.TILES)
 _SCORES, _SOFTMAX, _NO_SUMS = int(Part.SCORES), int(Part.SOFTMAX), int(Part.NO_SUMS)
-_SUMS, _OUTPUT = int(Part.SUMS), int(Part.OUTPUT)
-_ONE = np.float32(1.0)
+_SUMS, _OUTPUT, _SPLITS = int(Part.SUMS), int(Part.OUTPUT), int(Part.SPLITS)
+# A row's state: the largest score and the sum of weights so far; the factors of the sums of earlier
+# splits and of those of the next.
+STATE_BYTES, TOTAL, DECAY, WEIGHT = 16, 4, 8, 12
 
 
 def fp32_attention(pointer: Any) -> None:
@@ -76,24 +79,20 @@ def bf16_attention(pointer: Any) -> None:
     _compute(pointer, True)
 
 
+def fp32_attention_by_split(pointer: Any) -> None:
+    """Parts NO_SUMS, SPLITS and OUTPUT."""
+    _compute_by_split(pointer, False)
+
+
+def bf16_attention_by_split(pointer: Any) -> None:
+    _compute_by_split(pointer, True)
+
+
 @inlined
 def _compute(pointer: Any, bf16: bool) -> None:
     task = numba.carray(pointer, 1)[0]
-    item = 2 if bf16 else 4
-    # Memory of this thread, in parts of whole cache lines: the words of 16 keys; the queries of a
-    # matrix; where its units of V are; values of a unit for 32 outputs; weights of four rows.
-    columns_bytes, queries_bytes = item * task.dim * UNIT, 4 * task.height * task.dim
-    places_bytes = _whole_lines(8 * task.width * task.block // UNIT)
-    values_bytes, weights_bytes = item * OUTPUTS * UNIT, 4 * ROWS * task.split
-    memory = np.empty(
-        CACHE_LINE + columns_bytes + queries_bytes + places_bytes + values_bytes + weights_bytes,
-        np.uint8,
-    )
-    columns = _whole_lines(memory.ctypes.data)
-    queries = columns + columns_bytes
-    places = queries + queries_bytes
-    values = places + places_bytes
-    weights = values + values_bytes
+    memory = np.empty(_room(task, 0, bf16)[-1], np.uint8)
+    columns, queries, places, values, weights, _ = _room(task, memory.ctypes.data, bf16)
     x = take_next(pointer)
     while x < task.matrices:
         following = take_next(pointer)
@@ -111,12 +110,51 @@ def _compute(pointer: Any, bf16: bool) -> None:
         if task.parts & _OUTPUT:
             _write_output(task, x, bf16)
         x = following
-    keep(memory)
+    keep_until_here(memory)
+
+
+@inlined
+def _compute_by_split(pointer: Any, bf16: bool) -> None:
+    task = numba.carray(pointer, 1)[0]
+    memory = np.empty(_room(task, 0, bf16)[-1], np.uint8)
+    columns, queries, places, values, weights, _ = _room(task, memory.ctypes.data, bf16)
+    x = take_next(pointer)
+    while x < task.matrices:
+        following = take_next(pointer)
+        if task.parts & _NO_SUMS:
+            _empty_sums(task, x)
+        _attend_matrix(task, x, following, columns, queries, places, values, weights, bf16)
+        if task.parts & _OUTPUT:
+            _write_output(task, x, bf16)
+        x = following
+    keep_until_here(memory)
+
+
+@inlined
+def _room(task: Any, place: int, bf16: bool) -> Any:
+    """The memory of a thread from `place` on, in parts of whole cache lines: the words of 16 keys;
+    the queries of a matrix; where its units of V are; values of a unit for 32 outputs; weights of
+    four rows. Returns where each part begins, and the size of all."""
+    item = 2 if bf16 else 4
+    columns = _whole_lines(place)
+    queries = columns + item * task.dim * UNIT
+    places = queries + 4 * task.height * task.dim
+    values = places + _whole_lines(8 * task.width * task.block // UNIT)
+    weights = values + item * OUTPUTS * UNIT
+    size = CACHE_LINE + weights + 4 * ROWS * task.split - columns
+    return columns, queries, places, values, weights, size
 
 
 @inlined
 def _whole_lines(size: Any) -> Any:
     return (size + CACHE_LINE - 1) // CACHE_LINE * CACHE_LINE
+
+
+@inlined
+def _sees_page(task: Any, x: int, page: int) -> Any:
+    """Whether the rows of matrix x see a key of a page."""
+    begin, end = load_index(task.seen + 8 * x), load_index(task.seen + 8 * x + 4)
+    return begin < (page + 1) * task.block and page * task.block < end
 
 
 @inlined
@@ -141,21 +179,43 @@ def _score_matrix(
 ) -> None:
     """`columns` has room for the words of 16 keys, `queries` for those of the matrix. The next
     matrix is `following`."""
+    _widen_queries(task, task.rows + 4 * x * task.height, queries, bf16)
+    _score_pages(task, x, following, 0, task.width, task.column, columns, queries, bf16)
+
+
+@inlined
+def _score_pages(
+    task: Any,
+    x: int,
+    following: int,
+    low: int,
+    high: int,
+    column: int,
+    columns: int,
+    queries: int,
+    bf16: bool,
+) -> None:
+    """The scores of pages [low, high). Key 0 would have its scores in `column`."""
     row_bytes = task.key_slot_bytes
     page_bytes = task.block * row_bytes
-    words = task.dim // 2 if bf16 else task.dim
+    words, block = task.dim, task.scores_block
+    if bf16:
+        words, block = words // 2, block // 2
     rows = task.rows + 4 * x * task.height
     begin, end = load_index(task.seen + 8 * x), load_index(task.seen + 8 * x + 4)
-    _widen_queries(task, rows, queries, bf16)
-    for page in range(task.width):
+    for page in range(low, high):
         first = page * task.block
         place = _key_page(task, x, page)
-        if page + 1 < task.width and first + task.block < end:
+        if page + 1 < task.width and _sees_page(task, x, page + 1):
             _prefetch_all(_key_page(task, x, page + 1), page_bytes)
         if task.parts & _SUMS:
-            if first < min(task.split, end):
+            if first < task.split and _sees_page(task, x, page):
                 _prefetch_all(_value_page(task, x, page), task.block * task.value_slot_bytes)
-        elif end <= first + task.block and first < end and following < task.matrices:
+        elif (
+            (end <= first + task.block and first < end)
+            and following < task.matrices
+            and _sees_page(task, following, 0)
+        ):
             _prefetch_all(_key_page(task, following, 0), page_bytes)
         for unit in range(first, first + task.block, UNIT):
             seen = begin < unit + UNIT and unit < end
@@ -165,16 +225,20 @@ def _score_matrix(
                     store_transposed(source, row_bytes, columns + CACHE_LINE * word)
             for index in range(0, task.height, ROWS):
                 some = _rows(rows, index, task.height)
-                targets = _places(task.scores + 4 * (task.column + unit), some, task.row_scores)
+                targets = _places(task.scores + 4 * (column + unit), some, task.row_scores)
                 if not seen:
                     for target in targets:
                         store(target, broadcast(HIDDEN))
                     continue
                 wide = _places(queries, _indexes(index, task.height), task.dim)
-                if bf16:
-                    scores_of = _bf16_scores(wide, columns, words, task.scores_order)
-                else:
-                    scores_of = _fp32_scores(wide, columns, words)
+                scores_of = _no_sums()
+                for word in range(0, words, block):
+                    stop = min(word + block, words)
+                    if bf16:
+                        parts = _bf16_scores(wide, columns, word, stop, task.scores_order)
+                    else:
+                        parts = _fp32_scores(wide, columns, word, stop)
+                    scores_of = _both(scores_of, parts)
                 for lane in range(ROWS):
                     scores = scores_of[lane]
                     if task.rounded:
@@ -189,7 +253,7 @@ def _score_matrix(
 @inlined
 def _widen_queries(task: Any, rows: int, target: int, bf16: bool) -> None:
     """Write the queries of a matrix in float32, with the scale unless the products get it."""
-    factor = broadcast(_ONE if task.rounded else task.scale)
+    factor = broadcast(ONE if task.rounded else task.scale)
     for index in range(task.height):
         row = load_index(rows + 4 * index) * task.dim
         for place in range(0, task.dim, UNIT):
@@ -210,14 +274,20 @@ def _empty_sums(task: Any, x: int) -> None:
         row = load_index(task.rows + 4 * (x * task.height + index))
         for place in range(0, 4 * task.value_dim, CACHE_LINE):
             store(task.sums + 4 * row * task.value_dim + place, zeros())
+        if task.states:
+            store_number(task.states + STATE_BYTES * row, HIDDEN)
+            store_number(task.states + STATE_BYTES * row + TOTAL, ZERO)
 
 
 @inlined
 def _write_output(task: Any, x: int, bf16: bool) -> None:
     for index in range(task.height):
-        row = load_index(task.rows + 4 * (x * task.height + index)) * task.value_dim
-        for place in range(row, row + task.value_dim, UNIT):
-            sums = load(task.sums + 4 * place)
+        row = load_index(task.rows + 4 * (x * task.height + index))
+        factor = broadcast(ONE)
+        if task.states:
+            factor = broadcast(ONE / load_number(task.states + STATE_BYTES * row + TOTAL))
+        for place in range(row * task.value_dim, (row + 1) * task.value_dim, UNIT):
+            sums = multiply(load(task.sums + 4 * place), factor)
             store_numbers(task.output, place, rounded_to_bf16(sums) if bf16 else sums, bf16)
 
 
@@ -273,20 +343,20 @@ def _more(factors: Any, place: int, values: Any, sums: Any) -> Any:
 
 
 @inlined
-def _fp32_scores(queries: Any, columns: int, words: int) -> Any:
-    """Scores of 16 keys for four queries."""
+def _fp32_scores(queries: Any, columns: int, first: int, end: int) -> Any:
+    """Scores of words [first, end) of 16 keys for four queries."""
     sums = _no_sums()
-    for word in range(words):
+    for word in range(first, end):
         sums = _more(queries, 4 * word, load(columns + CACHE_LINE * word), sums)
     return sums
 
 
 @inlined
-def _bf16_scores(queries: Any, columns: int, words: int, order: int) -> Any:
+def _bf16_scores(queries: Any, columns: int, first: int, end: int, order: int) -> Any:
     """The same. A word has two numbers of a key."""
     sums = _no_sums()
     if order == _TILES:
-        for tile in range(0, words, TILE // 2):
+        for tile in range(first, end, TILE // 2):
             even = odd = _no_sums()
             for word in range(tile, tile + TILE // 2):
                 pair = load_words(columns + CACHE_LINE * word)
@@ -294,12 +364,12 @@ def _bf16_scores(queries: Any, columns: int, words: int, order: int) -> Any:
                 odd = _more(queries, 8 * word + 4, upper_halves(pair), odd)
             sums = _both(sums, _both(even, odd))
     elif order == _PAIRS:
-        for word in range(words):
+        for word in range(first, end):
             pair = load_words(columns + CACHE_LINE * word)
             sums = _more(queries, 8 * word + 4, upper_halves(pair), sums)
             sums = _more(queries, 8 * word, lower_halves(pair), sums)
     else:
-        for word in range(words):
+        for word in range(first, end):
             pair = load_words(columns + CACHE_LINE * word)
             sums = _more(queries, 8 * word, lower_halves(pair), sums)
             sums = _more(queries, 8 * word + 4, upper_halves(pair), sums)
@@ -318,63 +388,138 @@ def _sum_matrix(
     """`places` has room for the address of each unit of 16 keys, `part` for the values of a unit
     for 32 outputs, `rounded` for the weights of a split of four rows. The next matrix is
     `following`."""
+    units = task.split // UNIT
+    begin, end = load_index(task.seen + 8 * x), load_index(task.seen + 8 * x + 4)
+    _find_units(task, x, task.value_slot_bytes, places)
+    for first in range(0, task.width * task.block // UNIT, units):
+        if begin < (first + units) * UNIT and first * UNIT < end:
+            column = task.column + first * UNIT
+            _sum_split(task, x, following, first, column, places, part, rounded, bf16)
+
+
+@inlined
+def _attend_matrix(
+    task: Any,
+    x: int,
+    following: int,
+    columns: int,
+    queries: int,
+    places: int,
+    part: int,
+    rounded: int,
+    bf16: bool,
+) -> None:
+    """Scores, weights and sums of a matrix, one split after the other."""
+    rows = task.rows + 4 * x * task.height
+    begin, end = load_index(task.seen + 8 * x), load_index(task.seen + 8 * x + 4)
+    _widen_queries(task, rows, queries, bf16)
+    _find_units(task, x, task.value_slot_bytes, places)
+    pages = task.split // task.block
+    for page in range(0, task.width, pages):
+        key = page * task.block
+        if begin >= key + task.split or key >= end:
+            continue
+        _score_pages(task, x, following, page, page + pages, -key, columns, queries, bf16)
+        for index in range(task.height):
+            row = load_index(rows + 4 * index)
+            state = task.states + STATE_BYTES * row
+            scores = task.scores + 4 * row * task.row_scores
+            part_top, part_total = split_exponentials(scores, 0, task.split)
+            top, total, decay, weight = joined(
+                load_number(state), load_number(state + TOTAL), part_top, part_total
+            )
+            store_number(state, top)
+            store_number(state + TOTAL, total)
+            store_number(state + DECAY, decay)
+            store_number(state + WEIGHT, weight)
+        _sum_split(task, x, following, key // UNIT, 0, places, part, rounded, bf16)
+
+
+@inlined
+def _sum_split(
+    task: Any,
+    x: int,
+    following: int,
+    first: int,
+    column: int,
+    places: int,
+    part: int,
+    rounded: int,
+    bf16: bool,
+) -> None:
+    """Add the sums of the split that begins with unit `first` and has its weights from `column` on.
+    Of those keys that the matrix sees, [low_key, high_key) are in it."""
     item = 2 if bf16 else 4
     row_bytes = task.value_slot_bytes
     units = task.split // UNIT
     rows = task.rows + 4 * x * task.height
-    begin, end = load_index(task.seen + 8 * x), load_index(task.seen + 8 * x + 4)
-    _find_units(task, x, row_bytes, places)
-    for first in range(0, task.width * task.block // UNIT, units):
-        low_key, high_key = begin - first * UNIT, end - first * UNIT  # that are seen in this split
-        if high_key <= 0 or low_key >= task.split:
-            continue
-        for index in range(0, task.height, ROWS):
-            some = _rows(rows, index, task.height)
-            column = task.column + first * UNIT
-            weights = _places(task.scores + 4 * column, some, task.row_scores)
-            if bf16:
-                weights = _rounded_weights(weights, task.split, rounded)
-            targets = _places(task.sums, some, task.value_dim)
-            for output in range(0, task.value_dim, OUTPUTS):
-                low = high = _no_sums()
-                even = odd = (low, high)
-                for number in range(units):
-                    unit = first + number
-                    if index == 0 and output == 0:
-                        if (first + units) * UNIT < end:
-                            ahead = load_address(places + 8 * (unit + units))
-                            _prefetch_all(ahead, UNIT * row_bytes)
-                        elif following < task.matrices and number * UNIT % task.block == 0:
-                            page = number * UNIT // task.block
-                            if task.parts & _SCORES:
-                                ahead = _key_page(task, following, page)
-                                _prefetch_all(ahead, task.block * task.key_slot_bytes)
-                            else:
-                                ahead = _value_page(task, following, page)
-                                _prefetch_all(ahead, task.block * row_bytes)
-                    source, step = load_address(places + 8 * unit) + item * output, row_bytes
-                    least, most = low_key - number * UNIT, high_key - number * UNIT
-                    if least > 0 or most < UNIT:
-                        _copy_seen(source, step, part, item * OUTPUTS, least, most)
-                        source, step = part, item * OUTPUTS
-                    place = 4 * UNIT * number
-                    if bf16:
-                        low, high, even, odd = _bf16_unit(
-                            source, step, weights, place, task.sums_order, low, high, even, odd
-                        )
-                        if task.sums_order == _TILES and number % 2:
-                            low = _both(low, _both(even[0], odd[0]))
-                            high = _both(high, _both(even[1], odd[1]))
-                            even = odd = (_no_sums(), _no_sums())
-                    else:
-                        low, high = _fp32_unit(source, step, weights, place, low, high)
-                for lane in range(min(ROWS, task.height - index)):
-                    target = targets[lane] + 4 * output
-                    one, other = low[lane], high[lane]
-                    if bf16:
-                        one, other = interleaved(rounded_to_bf16(one), rounded_to_bf16(other))
-                    store(target, add(load(target), one))
-                    store(target + 4 * UNIT, add(load(target + 4 * UNIT), other))
+    low_key = load_index(task.seen + 8 * x) - first * UNIT
+    high_key = load_index(task.seen + 8 * x + 4) - first * UNIT
+    for index in range(0, task.height, ROWS):
+        some = _rows(rows, index, task.height)
+        weights = _places(task.scores + 4 * column, some, task.row_scores)
+        if bf16:
+            weights = _rounded_weights(weights, task.split, rounded)
+        targets = _places(task.sums, some, task.value_dim)
+        for output in range(0, task.value_dim, OUTPUTS):
+            low = high = _no_sums()
+            even = odd = (low, high)
+            for number in range(units):
+                unit = first + number
+                if index == 0 and output == 0:
+                    _prefetch_later(task, x, following, first, number, places)
+                source, step = load_address(places + 8 * unit) + item * output, row_bytes
+                least, most = low_key - number * UNIT, high_key - number * UNIT
+                if least > 0 or most < UNIT:
+                    _copy_seen(source, step, part, item * OUTPUTS, least, most)
+                    source, step = part, item * OUTPUTS
+                place = 4 * UNIT * number
+                if bf16:
+                    low, high, even, odd = _bf16_unit(
+                        source, step, weights, place, task.sums_order, low, high, even, odd
+                    )
+                    if task.sums_order == _TILES and number % 2:
+                        low = _both(low, _both(even[0], odd[0]))
+                        high = _both(high, _both(even[1], odd[1]))
+                        even = odd = (_no_sums(), _no_sums())
+                else:
+                    low, high = _fp32_unit(source, step, weights, place, low, high)
+            for lane in range(min(ROWS, task.height - index)):
+                target = targets[lane] + 4 * output
+                one, other = low[lane], high[lane]
+                if bf16:
+                    one, other = interleaved(rounded_to_bf16(one), rounded_to_bf16(other))
+                before, further = load(target), load(target + 4 * UNIT)
+                if task.parts & _SPLITS:
+                    state = task.states + STATE_BYTES * some[lane]
+                    decay, weight = _number(state + DECAY), _number(state + WEIGHT)
+                    before, further = multiply(before, decay), multiply(further, decay)
+                    one, other = multiply(one, weight), multiply(other, weight)
+                store(target, add(before, one))
+                store(target + 4 * UNIT, add(further, other))
+
+
+@inlined
+def _prefetch_later(
+    task: Any, x: int, following: int, first: int, number: int, places: int
+) -> None:
+    """Prefetch unit `number` of the split behind the one that begins with unit `first`, or of the
+    first split of the next matrix."""
+    units, end = task.split // UNIT, load_index(task.seen + 8 * x + 4)
+    if (first + units) * UNIT < end:
+        unit = first + units + number
+        if unit * UNIT < end:
+            _prefetch_all(load_address(places + 8 * unit), UNIT * task.value_slot_bytes)
+    elif following < task.matrices and number * UNIT % task.block == 0:
+        page = number * UNIT // task.block
+        if not _sees_page(task, following, page):
+            return
+        if task.parts & (_SCORES | _SPLITS):
+            ahead = _key_page(task, following, page)
+            _prefetch_all(ahead, task.block * task.key_slot_bytes)
+        else:
+            ahead = _value_page(task, following, page)
+            _prefetch_all(ahead, task.block * task.value_slot_bytes)
 
 
 @inlined

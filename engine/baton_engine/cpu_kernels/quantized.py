@@ -29,7 +29,7 @@ import torch
 import torch.nn.functional as F
 
 from baton_engine.config.quantization.scheme import BITS, Numbers
-from baton_engine.cpu_kernels.openmp import COUNTER, inlined, keep, run_kernel
+from baton_engine.cpu_kernels.openmp import COUNTER, inlined, keep_until_here, run_kernel
 from baton_engine.cpu_kernels.quantized_block import (
     PAIR_BYTES,
     VECTORS,
@@ -369,8 +369,8 @@ def _compiled_for(bits: int, decoding: Decoding, bf16: bool) -> Any:
             for row in range(rows):
                 _finish(task, totals + row * ROW_SUMS, begin + row, index, block)
             turn = take_next(pointer)
-        keep(memory)
-        keep(unpacked)
+        keep_until_here(memory)
+        keep_until_here(unpacked)
 
     return _inlined_as(f"compute_{bits}_{decoding}_{bf16}", compute)
 

@@ -287,6 +287,15 @@ def load_number(typing: Any, place: Any) -> tuple[Any, _Emit]:
 
 
 @_operation
+def store_number(typing: Any, place: Any, value: Any) -> tuple[Any, _Emit]:
+    def emit(context: Any, builder: Any, signature: Any, given: Any) -> Any:
+        _store(builder, given[0], given[1])
+        return context.get_dummy_value()
+
+    return types.void(address, types.float32), emit
+
+
+@_operation
 def load_index(typing: Any, place: Any) -> tuple[Any, _Emit]:
     """One int32, as an int64."""
 

@@ -168,8 +168,9 @@ def _attention_bytes(demand: MemoryDemand, length: int) -> int:
     keys = -(-length // split) * split
     queries = max(min(demand.max_batched_tokens, length), demand.max_num_seqs)
     scores = min(config.num_heads * queries * keys, max(SCORES_AT_ONCE, config.num_heads * keys))
-    score_bytes = SCORE_BYTES + 3 * item + 3 * item * config.attention[0].value_dim // SPLIT_KEYS
-    kept = max(field.heads * field.size for field in layout.kv_fields)
+    value_dim = max(spec.value_dim for spec in config.attention)
+    score_bytes = SCORE_BYTES + 3 * item + 3 * item * value_dim // SPLIT_KEYS
+    kept = max(field.heads * field.size for fields in layout.group_fields for field in fields)
     # Latent rows are copied as K, and as V in two steps.
     copies = (2 if config.latent is None else 3) * item * max(kept * keys, KEYS_COPIED)
     return copies + score_bytes * scores

@@ -9,8 +9,6 @@ import math
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
-import msgspec
-
 from baton_engine.memory.demand import MemoryBudget, MemoryDemand
 from baton_engine.memory.estimate import (
     GIB,
@@ -102,9 +100,8 @@ def _fewer_seqs(demand: MemoryDemand, room: MemoryBudget) -> Remedy | None:
 def _bfloat16(demand: MemoryDemand, room: MemoryBudget) -> Remedy | None:
     if demand.dtype != "float32":
         return None
-    to, layout = "bfloat16", demand.layout
-    fields = tuple(msgspec.structs.replace(field, dtype=to) for field in layout.fields)
-    layout = msgspec.structs.replace(layout, dtype=to, fields=fields)
+    to = "bfloat16"
+    layout = demand.layout.in_dtype(to)
     return Remedy(f"--dtype {to}", replace(demand, dtype=to, layout=layout), room)
 
 

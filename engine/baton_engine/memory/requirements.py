@@ -6,7 +6,11 @@ MemoryDemand, whose bytes `estimate` counts.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from dataclasses import dataclass
+
 import msgspec
+from msgspec import UNSET
 
 from baton_engine.config.engine_config import TorchSettings
 from baton_engine.config.model_config import ModelConfig, compute_dtype
@@ -75,45 +79,79 @@ def batched_tokens(dtype: str, card: int | None) -> int:
     return BATCHED_TOKENS_LARGE_CARD if card >= LARGE_CARD_BYTES else BATCHED_TOKENS_CUDA
 
 
-def groups_of(config: ModelConfig) -> tuple[KVGroup, ...]:
-    """The groups of layers that share blocks; () if no layer has a window.
+@dataclass(frozen=True, slots=True)
+class LayerKind:
+    """What layers must have in common to share blocks. `token_bytes` are those of a token in one
+    layer."""
 
-    Layers with the same window form a group. All groups' blocks have the size of the largest group,
-    so a set of layers that is larger than another one is split: all groups get the same number of
-    layers, the largest with which at most PADDED_SHARE of the blocks' bytes are unused. Examples:
-    13 layers of each kind make 2 groups of 13; 4 layers without and 22 with a window make 7 groups
-    of at most 4.
+    window: int | None
+    fields: tuple[KVField, ...]
+
+    @property
+    def token_bytes(self) -> int:
+        return sum(field.token_bytes for field in self.fields)
+
+
+def groups_of(config: ModelConfig, dtype: str) -> tuple[KVGroup, ...]:
+    """The groups of layers that share blocks, if KV is kept in this dtype; () if all layers keep
+    the same and none has a window.
+
+    Layers with the same window and the same fields form a group. All groups' blocks have the size
+    of the largest group, so a set of layers that is larger than another one is split: each group
+    gets as many layers as fit into the largest size with which at most PADDED_SHARE of the blocks'
+    bytes are unused, or else into the size with which the fewest are. Examples: 13 layers of each
+    kind make 2 groups of 13; 4 layers without and 22 with a window make 7 groups of at most 4; 2
+    layers with 3 KV heads and 12 with one make 3 groups of 2, 6 and 6.
     """
+    fields = config.kv_fields(dtype)
     windows = config.windows or (None,) * config.num_layers
-    if not any(windows):
+    kinds: dict[LayerKind, list[int]] = {}
+    for layer, (window, kept) in enumerate(zip(windows, fields, strict=True)):
+        kinds.setdefault(LayerKind(window, kept), []).append(layer)
+    if len(kinds) == 1 and not any(windows):
         return ()
-    sets: dict[int | None, list[int]] = {}
-    for layer, window in enumerate(windows):
-        sets.setdefault(window, []).append(layer)
-    ordered = sorted(sets.items(), key=lambda item: item[0] or 0)  # those without a window first
-    longest = max(map(len, sets.values()))
-    for size in range(longest, 0, -1):
-        slots = sum(-(-len(layers) // size) * size for layers in sets.values())
-        if slots - len(windows) <= PADDED_SHARE * slots:
-            break
+    size = _block_size({kind: len(layers) for kind, layers in kinds.items()})
+    ordered = sorted(kinds.items(), key=lambda item: item[0].window or 0)  # without a window first
     return tuple(
-        KVGroup(tuple(layers[begin : begin + size]), window)
-        for window, layers in ordered
-        for begin in range(0, len(layers), size)
+        KVGroup(
+            tuple(layers[begin : begin + size // kind.token_bytes]),
+            kind.window,
+            UNSET if kind.fields == fields[0] else kind.fields,
+        )
+        for kind, layers in ordered
+        for begin in range(0, len(layers), size // kind.token_bytes)
     )
+
+
+def _block_size(counts: Mapping[LayerKind, int]) -> int:
+    """The bytes of a token in a block of each group; see groups_of()."""
+    total = sum(count * kind.token_bytes for kind, count in counts.items())
+    least = max(kind.token_bytes for kind in counts)
+    sizes = {
+        layers * kind.token_bytes
+        for kind, count in counts.items()
+        for layers in range(1, count + 1)
+    }
+    taken = {}
+    for size in sorted((size for size in sizes if size >= least), reverse=True):
+        groups = sum(-(-count // (size // kind.token_bytes)) for kind, count in counts.items())
+        taken[size] = groups * size
+        if taken[size] - total <= PADDED_SHARE * taken[size]:
+            return size
+    return min(taken, key=lambda size: taken[size])
 
 
 def layout_of(settings: TorchSettings, config: ModelConfig) -> KVLayout:
     """The layout of the engine's KV. Raises SettingsError if --kv-shards does not divide the
     model's KV heads."""
-    fields = config.kv_fields(compute_dtype(config, settings.dtype))
+    dtype = compute_dtype(config, settings.dtype)
     layout = KVLayout.of_fields(
-        fields,
+        config.kv_fields(dtype)[0],
         num_layers=config.num_layers,
         block_size=settings.block_size,
         chunk_blocks=settings.chunk_blocks or 1,
         kv_shards=settings.kv_shards,
-        groups=groups_of(config),
+        groups=groups_of(config, dtype),
     )
     if layout.undivided is not None:
         raise _undivided(layout.undivided, settings.kv_shards)

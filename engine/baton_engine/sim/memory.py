@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import product
 
 import numpy as np
 import numpy.typing as npt
@@ -12,6 +13,7 @@ from baton_protocol.ids import BlockId
 from baton_protocol.layout import KVLayout
 
 Words = npt.NDArray[np.uint64]
+Bytes = npt.NDArray[np.uint8]
 WORD_BYTES = 8
 
 
@@ -24,70 +26,116 @@ def _odd_words(count: int, salt: int) -> Words:
     return (state ^ state >> np.uint64(31)) | np.uint64(1)
 
 
-class SimMemory:
-    """The pool, and the digest of each token's KV, updated whenever the bytes are written. Each
-    head shard has its own digest, so two threads may write two shards of a block. A token's digest
-    is the sum over its shards."""
+class Division:
+    """The words of a group's layers in blocks, and digests of the tokens in them.
 
-    def __init__(self, layout: KVLayout, num_blocks: int) -> None:
-        self.layout = layout
-        field, fields = layout.kv_fields[0], len(layout.kv_fields)
-        words = field.row_bytes // WORD_BYTES
-        shape = (layout.group_layers, fields, field.heads)
-        self._pool: Words = np.zeros(
-            (num_blocks + 1, *shape, layout.block_size, words), dtype=np.uint64
-        )
-        shards, pieces = layout.kv_shards, fields * layout.group_layers
-        self._bytes = self._pool.view(np.uint8).reshape(num_blocks + 1, pieces, shards, -1)
-        self._heads = self._pool.reshape(
-            num_blocks + 1, *shape[:2], shards, -1, layout.block_size, words
-        )
-        self._digests: Words = np.zeros(
-            (num_blocks + 1, layout.block_size, shards), dtype=np.uint64
-        )
-        count = layout.block_bytes // layout.block_size // WORD_BYTES
+    All fields of the group have the same size. Bytes after the last layer belong to no token.
+    """
+
+    def __init__(self, pool: Words, layout: KVLayout, group: int) -> None:
+        fields, layers = layout.group_fields[group], layout.layer_slots(group)
+        size, shards, words = layout.block_size, layout.kv_shards, fields[0].row_bytes // WORD_BYTES
+        shape = layers, len(fields), fields[0].heads
+        used = layers * layout.layer_bytes(group)
+        kept = pool[:, : used // WORD_BYTES]
+        self._pool = kept.reshape(len(pool), *shape, size, words)
+        self._heads = kept.reshape(len(pool), *shape[:2], shards, -1, size, words)
+        raw = pool.view(np.uint8)
+        self._pieces = raw[:, :used].reshape(len(pool), layers * len(fields), shards, -1)
+        unused = layout.block_bytes - used
+        self._rest = raw[:, used:].reshape(len(pool), 1, shards, unused // shards)
+        self._used = used // shards
+        self.digests: Words = np.zeros((len(pool), size, shards), dtype=np.uint64)
+        count = used // size // WORD_BYTES
         self._spread = _odd_words(count, 1).reshape(*shape, words)
         self._factors = _odd_words(count, 2).reshape(*shape[:2], shards, -1, 1, words)
         # A token's digest is its state times the sum of spread * factor, so it needs no words.
         factors = self._spread.reshape(*shape[:2], shards, -1, 1, words) * self._factors
         self._shard_factors: Words = factors.sum(axis=(0, 1, 3, 4, 5))
-        self._digest_factor = int(self._shard_factors.sum())
+        self.factor = int(self._shard_factors.sum())
+
+    def pieces(self, rows: Bytes, shard: int) -> list[tuple[Bytes, Bytes]]:
+        """Views of the same bytes in a buffer [blocks, bytes of a shard], and in the pool."""
+        layers, rest = rows[:, : self._used], rows[:, self._used :]
+        return [
+            (layers.reshape(len(rows), self._pieces.shape[1], -1), self._pieces[:, :, shard]),
+            (rest.reshape(len(rows), 1, rest.shape[1]), self._rest[:, :, shard]),
+        ]
+
+    def digest(self, block: BlockId, shard: int) -> None:
+        """Compute the digests of a shard's tokens from the bytes in the pool."""
+        words = self._heads[block, :, :, shard] * self._factors[:, :, shard]
+        self.digests[block, :, shard] = words.sum(axis=(0, 1, 2, 4))
+
+    def extend(
+        self, blocks_T: npt.NDArray[np.int64], slots_T: npt.NDArray[np.int64], states_T: Words
+    ) -> None:
+        """Write the KV of tokens with these states."""
+        # The index arrays are not adjacent, so numpy puts their axis first: [T, layer, field,
+        # head, word].
+        self._pool[blocks_T, :, :, :, slots_T, :] = (
+            states_T[:, None, None, None, None] * self._spread
+        )
+        self.digests[blocks_T, slots_T] = states_T[:, None] * self._shard_factors
+
+
+class SimMemory:
+    """The pool, and the digest of each token's KV, updated whenever the bytes are written. Each
+    head shard has its own digest, so two threads may write two shards of a block. A token's digest
+    is the sum over its shards.
+
+    Groups whose layers keep different fields find a token at different bytes of a block, so a block
+    has digests for each such division. Only those of its own group are used. write() computes the
+    others, too, because the host tier does not know groups."""
+
+    def __init__(self, layout: KVLayout, num_blocks: int) -> None:
+        self.layout = layout
+        shape = num_blocks + 1, layout.block_bytes // WORD_BYTES
+        self._pool: Words = np.zeros(shape, dtype=np.uint64)
+        divisions = {group: Division(self._pool, layout, group) for group in layout.divisions}
+        self._divisions = tuple(divisions.values())
+        self._groups = [divisions[group] for group in layout.divisions]
         self._weights = _odd_words(num_blocks * layout.block_size, 3)
         self._windows = [group.window for group in layout.kv_groups]
         others = len(self._windows) - 1
         self._salts: list[int] = [1, *_odd_words(others, 4).tolist()]
         self._shares: list[int] = [1, *_odd_words(others, 5).tolist()]
 
-    def read(self, blocks: Sequence[BlockId], into: memoryview, shard: int = 0) -> None:
-        out = self._checked(blocks, into)
-        for index, block in enumerate(blocks):
-            np.copyto(out[index], self._bytes[block, :, shard])
+    def read(
+        self, blocks: Sequence[BlockId], into: memoryview, shard: int = 0, group: int = 0
+    ) -> None:
+        for pieces, places in self._groups[group].pieces(self._checked(blocks, into), shard):
+            for index, block in enumerate(blocks):
+                np.copyto(pieces[index], places[block])
+
+    def write(
+        self, blocks: Sequence[BlockId], data: memoryview, shard: int = 0, group: int = 0
+    ) -> None:
+        own = self._groups[group]
+        for pieces, places in own.pieces(self._checked(blocks, data), shard):
+            for index, block in enumerate(blocks):
+                np.copyto(places[block], pieces[index])
+        for division in self._divisions:
+            shards = [shard] if division is own else range(self.layout.kv_shards)
+            for block, written in product(blocks, shards):
+                division.digest(block, written)
 
     def views(self, blocks: Sequence[BlockId]) -> None:
         """None: each write has to update the digests."""
 
-    def write(self, blocks: Sequence[BlockId], data: memoryview, shard: int = 0) -> None:
-        source = self._checked(blocks, data)
-        factors = self._factors[:, :, shard]
-        for index, block in enumerate(blocks):
-            np.copyto(self._bytes[block, :, shard], source[index])
-            words = self._heads[block, :, :, shard]
-            self._digests[block, :, shard] = (words * factors).sum(axis=(0, 1, 2, 4))
-
     def copy(self, sources: Sequence[BlockId], targets: Sequence[BlockId]) -> None:
-        self._bytes[list(targets)] = self._bytes[list(sources)]
-        self._digests[list(targets)] = self._digests[list(sources)]
+        self._pool[list(targets)] = self._pool[list(sources)]
+        for division in self._divisions:
+            division.digests[list(targets)] = division.digests[list(sources)]
 
-    def _checked(self, blocks: Sequence[BlockId], data: memoryview) -> npt.NDArray[np.uint8]:
-        """View `data` as [blocks, pieces, bytes of a shard's heads]. Raises ValueError for
-        another size."""
+    def _checked(self, blocks: Sequence[BlockId], data: memoryview) -> Bytes:
+        """View `data` as [blocks, bytes of a shard]. Raises ValueError for another size."""
         size = self.layout.block_bytes // self.layout.kv_shards
         if data.nbytes != len(blocks) * size:
             raise ValueError(
                 f"{data.nbytes} bytes for {len(blocks)} blocks; {len(blocks) * size} are needed"
             )
-        rows = np.frombuffer(data, dtype=np.uint8)
-        return rows.reshape(len(blocks), self._bytes.shape[1], -1)
+        return np.frombuffer(data, dtype=np.uint8).reshape(len(blocks), size)
 
     def extend(self, tokens: Sequence[int], start: int, blocks: Sequence[BlockId]) -> list[int]:
         """Write the KV of `tokens` at positions [start, start + len(tokens)). Returns D of each
@@ -119,14 +167,9 @@ class SimMemory:
         states_T = np.array(states, dtype=np.uint64)
         positions_T = np.arange(start, end)
         slots_T = positions_T % size
-        for table, salt in zip(tables, self._salts, strict=True):
-            blocks_T, salted_T = table[positions_T // size], states_T * np.uint64(salt)
-            # The index arrays are not adjacent, so numpy puts their axis first: [T, layer, field,
-            # head, word].
-            self._pool[blocks_T, :, :, :, slots_T, :] = (
-                salted_T[:, None, None, None, None] * self._spread
-            )
-            self._digests[blocks_T, slots_T] = salted_T[:, None] * self._shard_factors
+        for division, table, salt in zip(self._groups, tables, self._salts, strict=True):
+            salted_T = states_T * np.uint64(salt)
+            division.extend(table[positions_T // size], slots_T, salted_T)
         return digests
 
     def _terms(self, group: int, table: npt.NDArray[np.int64], start: int) -> Words:
@@ -135,7 +178,9 @@ class SimMemory:
         size, window = self.layout.block_size, self._windows[group]
         low = 0 if window is None else max(0, start + 1 - window)
         first = low // size
-        before = self._digests[table[first : -(-start // size)]].sum(axis=-1).reshape(-1)
+        before = (
+            self._groups[group].digests[table[first : -(-start // size)]].sum(axis=-1).reshape(-1)
+        )
         terms_S: Words = before[low - first * size : start - first * size]
         terms_S *= self._weights[low:start]
         terms_S *= np.uint64(self._shares[group])
@@ -143,4 +188,4 @@ class SimMemory:
 
     def _factor(self, group: int) -> int:
         """What weight[i] * s[i] is multiplied by in D[i], for this group."""
-        return self._salts[group] * self._shares[group] * self._digest_factor & MASK
+        return self._salts[group] * self._shares[group] * self._groups[group].factor & MASK

@@ -20,6 +20,8 @@ import logging
 import os
 from collections import deque
 from collections.abc import Callable, Sequence
+from itertools import groupby
+from typing import NamedTuple
 
 from baton_engine.interface import PADDING, KVMemory
 from baton_kvstore.data.data_plane import DataPlane
@@ -40,6 +42,15 @@ from baton_protocol.layout import KVLayout
 from baton_protocol.store import DataInstance, InboxEntry, Marker, Priority, StoreHealth
 
 logger = logging.getLogger(__name__)
+
+
+class Run(NamedTuple):
+    """Consecutive blocks of a chunk, the bytes of a head shard that are theirs, and their group
+    (see KVMemory)."""
+
+    blocks: Sequence[BlockId]
+    bytes: slice
+    group: int
 
 
 class StoreConnector:
@@ -136,13 +147,7 @@ class StoreConnector:
         not hold the chunk that the marker describes, the marker is dropped.
         """
         stored = tuple(blocks[: marker.payload_bytes // self._layout.block_bytes])
-        size = self._layout.block_bytes // self._layout.kv_shards
-        runs: list[tuple[int, list[BlockId]]] = []  # first place in the payload, blocks
-        for place, block in enumerate(stored):
-            if block != PADDING and place and stored[place - 1] != PADDING:
-                runs[-1][1].append(block)
-            elif block != PADDING:
-                runs.append((place, [block]))
+        runs = [run for run in self._runs_of(stored) if run.blocks[0] != PADDING]
         views = self._memory.views([block for block in stored if block != PADDING])
         direct: list[memoryview | None] | None = None
         if views is not None:
@@ -150,9 +155,8 @@ class StoreConnector:
             direct = [None if block == PADDING else next(given) for block in stored]
 
         def sink(payload: memoryview, shard: int) -> None:
-            for first, targets in runs:
-                piece = payload[first * size : (first + len(targets)) * size]
-                self._memory.write(targets, piece, shard)
+            for run in runs:
+                self._memory.write(run.blocks, payload[run.bytes], shard, run.group)
 
         def done(result: GetResult) -> None:
             self._emit(ChunkFetched(chunk, result.ok, result.bytes, result.reason))
@@ -172,13 +176,15 @@ class StoreConnector:
         inbox: tuple[str, str] | None = None,
     ) -> None:
         source = tuple(blocks)
+        runs = self._runs_of(source)
         if trouble := self._trouble():
             self._emit(ChunkCopied(chunk, source))
             self._emit(ChunkPublished(chunk, None, 0, trouble))
             return
 
         def fill(payload: memoryview, shard: int) -> None:
-            self._memory.read(source, payload, shard)
+            for run in runs:
+                self._memory.read(run.blocks, payload[run.bytes], shard, run.group)
 
         def copied() -> None:
             self._emit(ChunkCopied(chunk, source))
@@ -206,6 +212,22 @@ class StoreConnector:
         """Why nothing can be published now, "" if chunks can be."""
         troubles = self._plane.put_troubles
         return self._index.trouble or (troubles[0] if all(troubles) else "")
+
+    def _runs_of(self, blocks: Sequence[BlockId]) -> list[Run]:
+        """A chunk's blocks, divided where padding begins or ends, and where the layers of a group
+        keep other fields than those of the group before."""
+        layout = self._layout
+        size, divisions = layout.block_bytes // layout.kv_shards, layout.divisions
+        kinds = [
+            (block == PADDING, divisions[place // layout.chunk_blocks])
+            for place, block in enumerate(blocks)
+        ]
+        runs, begin = [], 0
+        for (_, group), members in groupby(kinds):
+            end = begin + len(list(members))
+            runs.append(Run(blocks[begin:end], slice(begin * size, end * size), group))
+            begin = end
+        return runs
 
     def _runs(self) -> list[str | None]:
         """Return the run id of each data server: "" if not known yet, None if it is down."""

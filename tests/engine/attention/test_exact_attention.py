@@ -224,6 +224,34 @@ def test_the_bits_with_v_of_another_size_do_not_depend_on_the_pieces(name: str, 
 
 
 @pytest.mark.usefixtures("reading")
+@pytest.mark.parametrize("threads", [1, 2])
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_latent_rows_that_share_blocks_get_the_bits_that_each_gets_alone(
+    dtype: str, threads: int
+) -> None:
+    """On two threads, the heads of shared blocks, and those of a row alone, are divided."""
+    heads = Heads(8, 1, 96, 64, latent=True)
+    memory, shared = heads.memory(dtype), [BlockId(index) for index in range(1, 9)]
+    rows = [Row([0], 128 + own, [*shared, BlockId(9 + own)]) for own in (0, 5, 15)]
+    rows.append(Row([0], 170, [BlockId(index) for index in range(30, 41)]))
+    q, k, v = heads.qkv(len(rows), dtype, seed=4)
+    assert q is not None
+    assert k is not None
+    before = torch.get_num_threads()
+    torch.set_num_threads(threads)
+    try:
+        attention = TorchAttention(memory, [heads.spec])
+        together = attention.begin(batch_of(rows, memory.layout)).attend(0, q, k, v)
+        torch.set_num_threads(1)
+        for index, row in enumerate(rows):
+            some = slice(index, index + 1)
+            step = attention.begin(batch_of([row], memory.layout))
+            assert torch.equal(step.attend(0, q[some], k[some], v), together[some])
+    finally:
+        torch.set_num_threads(before)
+
+
+@pytest.mark.usefixtures("reading")
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 def test_a_decode_row_reads_only_the_keys_that_it_attends_to(dtype: str) -> None:
     """Other slots may hold anything from earlier requests; this test fills them with NaN. Block 0

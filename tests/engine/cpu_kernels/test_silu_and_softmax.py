@@ -9,8 +9,13 @@ import torch
 import torch.nn.functional as F
 
 from baton_engine.cpu_kernels.silu import silu_mul
-from baton_engine.cpu_kernels.softmax import prompt_weights, softmax_
-from baton_engine.cpu_kernels.split_sums import add_splits, can_add_splits
+from baton_engine.cpu_kernels.softmax import (
+    SplitFactors,
+    prompt_weights,
+    softmax_,
+    split_weights_,
+)
+from baton_engine.cpu_kernels.split_sums import add_splits, can_add_splits, sum_splits
 
 TOLERANCES = {torch.float32: 1e-6, torch.bfloat16: 5e-3, torch.float16: 1e-3}
 
@@ -107,3 +112,26 @@ def test_splits_are_added_in_ascending_order_and_written_to_their_heads(dtype: t
         found = out[:, (first + x) * group : (first + x + 1) * group]
         assert torch.equal(found.flatten(0, 1), expected[x, : tokens * group].to(dtype))
     assert out[:, :group].isnan().all()
+
+
+def test_sums_with_weights_by_split_are_those_of_the_softmax() -> None:
+    """Also with splits that a row does not see, and with a prompt's kernels to the last bit."""
+    matrices, rows, keys, split, dim = 2, 4, 192, 64, 32
+    scores, v_XLH = noise(matrices, rows, keys), noise(matrices, keys, dim)
+    seen = np.array([(0, 192), (0, 40), (70, 100), (130, 192)], np.int32)
+    hidden = torch.full_like(scores, -torch.inf)
+    for row, (begin, end) in enumerate(seen):
+        hidden[:, row, begin:end] = scores[:, row, begin:end]
+    expected = hidden.double().softmax(-1) @ v_XLH.double()
+    factors, of_prompt = (SplitFactors.empty(matrices, rows, 3) for _ in range(2))
+    weights_XCMS = prompt_weights(scores, seen, split, torch.float32, factors=of_prompt)
+    split_weights_(hidden, split, factors)
+    weights_XMCS = hidden.view(matrices, rows, 3, split)
+    assert torch.equal(weights_XCMS, weights_XMCS.transpose(1, 2))
+    assert set(weights_XMCS.amax(-1).flatten().tolist()) == {0.0, 1.0}
+    sums_XMCH = torch.einsum("xmcs,xcsh->xmch", weights_XMCS, v_XLH.view(matrices, 3, split, dim))
+    found = sum_splits(sums_XMCH, factors)
+    torch.testing.assert_close(found.double(), expected, rtol=1e-5, atol=1e-5)
+    out = torch.empty(rows, matrices, dim)
+    add_splits(sums_XMCH.transpose(1, 2).contiguous(), out, 1, 0, of_prompt)
+    assert torch.equal(out.transpose(0, 1), found)

@@ -127,8 +127,9 @@ def test_latent_rows_are_read_again_only_for_more_query_heads_than_fit_a_program
             attend(rows, replace(LATENT, heads=heads))
         [each] = found
         check(each, ESTIMATES["_attend"](replace(LATENT, heads=heads), rows, each.constants))
-        read.append(math.prod(each.grid))
-    assert read == [1, 2]
+        read.append(each.grid)
+    # Neighbours in the grid run at the same time.
+    assert read == [(1, 1, 1), (2, 1, 1)]
 
 
 def heads_and_slots(tokens: int) -> tuple[torch.Tensor, KVSlots]:
@@ -229,6 +230,22 @@ def test_the_bytes_of_a_row_of_1024_keys_are_those_counted_by_hand() -> None:
     moved = 256 * (kv + 1024 * 8 * 4 + 2 * query)
     assert bytes_of("_attend", Shape(), 256, constants) == Bytes(moved, 256 * floor)
     assert bytes_of("_join", Shape(), 256, constants) is None
+
+
+def test_the_bytes_of_latent_rows_and_of_a_window_are_those_counted_by_hand() -> None:
+    """DeepSeek V2-Lite's 16 heads share a row of 576 numbers; a window of 256 keys."""
+    constants = {
+        **{"ONE_TOKEN": True, "PROGRAMS": 1, "EXACT": False, "WINDOW": 0, "SINKS": False},
+        **{"KEYS": 16, "QUERIES": 16, "SPLIT": 8, "GROUP": 16},
+    }
+    latent = Shape(heads=16, kv_heads=1, dim=576, value_dim=512, latent=True)
+    ends = 16 * (576 + 512) * 2
+    bytes_of_row = bytes_of("_attend", latent, 1, constants)
+    assert bytes_of_row == Bytes(1024 * (576 * 2 + 4) + ends, 1024 * 576 * 2 + 64 * 4 + ends)
+    window = {**constants, "WINDOW": 256, "GROUP": 2}
+    seen, ends = 256 * 8 * 128 * 2 * 2, 2 * 16 * 128 * 2
+    bytes_of_row = bytes_of("_attend", Shape(), 1, window)
+    assert bytes_of_row == Bytes(seen + 256 * 8 * 4 + ends, seen + 16 * 4 + ends)
 
 
 def test_the_bytes_of_a_product_are_those_counted_by_hand() -> None:

@@ -17,6 +17,8 @@ pytestmark = pytest.mark.integration
 
 # The least shared memory that a program can use on a GPU since Ampere.
 SHARED_BYTES = 99 << 10
+# Latent rows of 576 numbers take more: what an A100 has, and GPUs after it for servers.
+LATENT_SHARED_BYTES = 163 << 10
 # ptxas stores a few values of a thread in memory where that lets another program run beside it. A
 # tile that is too large takes hundreds of bytes.
 SPILLED_BYTES = 64
@@ -71,7 +73,7 @@ def test_kernels_compile_with_the_arguments_of_launches_and_fit_gpus(compiled: F
         for each in compiled
         if each["registers"] > MOST_REGISTERS
         or each["spills"] > SPILLED_BYTES
-        or each["shared"] > SHARED_BYTES
+        or each["shared"] > (LATENT_SHARED_BYTES if "latent" in each["case"] else SHARED_BYTES)
     ]
     assert not too_large
 

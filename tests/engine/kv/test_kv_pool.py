@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import threading
 
+import msgspec
 import numpy as np
 import pytest
 import torch
@@ -12,7 +13,7 @@ import torch
 from baton_engine.errors import SettingsError
 from baton_engine.kv.kv_pool import TorchMemory
 from baton_protocol.ids import BlockId
-from baton_protocol.layout import ITEM_BYTES, KVField, KVLayout
+from baton_protocol.layout import ITEM_BYTES, KVField, KVGroup, KVLayout
 from tests.support.engines.demands import kv_layout
 from tests.support.engines.small_pool import kv_of
 
@@ -73,6 +74,19 @@ FIELDS = {
 }
 
 
+# Groups of layers with other fields than the rest; after the second group's layer, 128 bytes of a
+# block are unused.
+MIXED = (
+    KVGroup((0, 2)),
+    KVGroup((1,), fields=(KVField("k", 4, 8, "float32"), KVField("v", 4, 6, "float32"))),
+)
+
+
+def mixed_layout(shards: int = 1) -> KVLayout:
+    layout = layout_of(heads=2, shards=shards)
+    return msgspec.structs.replace(layout, groups=MIXED)
+
+
 def fields_layout(name: str, shards: int = 1) -> KVLayout:
     return KVLayout.of_fields(
         tuple(KVField(*field) for field in FIELDS[name]),
@@ -101,7 +115,7 @@ def test_a_field_is_a_view_of_its_bytes_in_each_layer(device: str, name: str) ->
         np.testing.assert_array_equal(actual, expected)
         assert not view[2].any()
         begin += size
-    assert begin == layout.layer_bytes
+    assert begin == layout.layer_bytes()
 
 
 @pytest.mark.parametrize("device", DEVICES)
@@ -122,6 +136,31 @@ def test_a_shard_has_its_heads_of_each_field(device: str, name: str) -> None:
         )
         assert part == expected
         target.write(blocks_of(3, 8), memoryview(part), shard)
+    assert torch.equal(target.pool[[3, 8]], source.pool[[4, 9]])
+    assert not target.pool[[0, 1, 2, 4, 5, 6, 7, 9, 10]].any()
+
+
+@pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize("shards", [1, 2])
+def test_groups_with_other_fields_have_views_and_shards_of_their_own(
+    device: str, shards: int
+) -> None:
+    layout = mixed_layout(shards)
+    assert [layout.layer_slots(group) for group in (0, 1)] == [2, 1]
+    assert (layout.block_bytes, layout.layer_bytes(1)) == (1024, 896)
+    source, target = (TorchMemory(layout, 10, torch.device(device)) for _ in range(2))
+    source.pool.copy_(torch.randint(0, 256, source.pool.shape, device=device))
+    for group, (block, other) in enumerate([(4, 3), (9, 8)]):
+        for shard in range(shards):
+            part = read(source, blocks_of(block), shard, group)
+            cut = [
+                field[block, layer].cpu().chunk(shards)[shard].numpy().tobytes()
+                for layer in range(layout.layer_slots(group))
+                for field in source.group_fields[group].values()
+            ]
+            expected = b"".join(cut)
+            assert part[: len(expected)] == expected
+            target.write(blocks_of(other), memoryview(part), shard, group)
     assert torch.equal(target.pool[[3, 8]], source.pool[[4, 9]])
     assert not target.pool[[0, 1, 2, 4, 5, 6, 7, 9, 10]].any()
 
@@ -147,10 +186,10 @@ def shards_of(layout: KVLayout, block: bytes) -> list[bytes]:
     return [b"".join(pieces[shard :: layout.kv_shards]) for shard in range(layout.kv_shards)]
 
 
-def read(memory: TorchMemory, blocks: list[BlockId], shard: int) -> bytes:
+def read(memory: TorchMemory, blocks: list[BlockId], shard: int, group: int = 0) -> bytes:
     layout = memory.layout
     data = bytearray(len(blocks) * layout.block_bytes // layout.kv_shards)
-    memory.read(blocks, memoryview(data), shard)
+    memory.read(blocks, memoryview(data), shard, group)
     return bytes(data)
 
 

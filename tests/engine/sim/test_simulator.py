@@ -11,12 +11,13 @@ import pytest
 from baton_engine.core.engine_core import EngineCore
 from baton_engine.errors import SettingsError
 from baton_engine.interface import Row
+from baton_engine.kv.host_blocks import CopiedBlocks
 from baton_engine.sim.build import NO_KV_SETTINGS, SimSettings, build_sim
 from baton_engine.sim.memory import SimMemory
 from baton_engine.sim.model import mix
 from baton_engine.sim.timing import Timing
 from baton_protocol.ids import BlockId, Fingerprint
-from baton_protocol.layout import KVGroup
+from baton_protocol.layout import KVGroup, keys_and_values
 from baton_protocol.request import Request
 from tests.support.clock import Clock
 from tests.support.engines.demands import kv_layout
@@ -110,6 +111,31 @@ def test_a_token_depends_on_all_kv_that_it_sees_in_each_group(group: int, positi
     data[position % 4 * 16] ^= 1  # in the layer's K, [token][dim]
     memory.write([block], memoryview(data))
     assert (memory.extend([7], 20, blocks) != expected) == (group != 1 or position >= 15)
+
+
+# Blocks of the second group have 128 bytes unused.
+OTHER_FIELDS = KVGroup((0,)), KVGroup((1,), 6, fields=keys_and_values(2, 2, "float32"))
+
+
+@pytest.mark.parametrize("shards", [1, 2])
+@pytest.mark.parametrize("group", [0, 1])
+def test_a_group_with_fields_of_its_own_has_digests_of_its_own(group: int, shards: int) -> None:
+    """Also after its block went through the host tier, which does not know groups."""
+    layout = kv_layout(layers=2, heads=2, dim=4, groups=OTHER_FIELDS, shards=shards)
+    memory, blocks = SimMemory(layout, 13), [BlockId(id) for id in range(1, 13)]
+    memory.extend(range(20), 0, blocks)
+    expected = memory.extend([7], 20, blocks)
+    block, other = blocks[4 * 2 + group], BlockId(13)  # of the tokens 16 to 19
+    host = CopiedBlocks(memory, 1)
+    host.save([block], [0])
+    host.load([0], [other])
+    moved = [other if each == block else each for each in blocks]
+    assert memory.extend([7], 20, moved) == expected
+    part = bytearray(layout.block_bytes // shards)
+    memory.read([other], memoryview(part), shards - 1, group)
+    part[0] ^= 1
+    memory.write([other], memoryview(part), shards - 1, group)
+    assert memory.extend([7], 20, moved) != expected
 
 
 def test_pieces_of_a_prompt_give_the_digests_of_the_whole_with_windows() -> None:

@@ -54,13 +54,17 @@ class GatedMemory:
         self._open = True
         self._waiting = 0
 
-    def read(self, blocks: Sequence[BlockId], into: memoryview, shard: int = 0) -> None:
+    def read(
+        self, blocks: Sequence[BlockId], into: memoryview, shard: int = 0, group: int = 0
+    ) -> None:
         self._pass()
-        self._memory.read(blocks, into, shard)
+        self._memory.read(blocks, into, shard, group)
 
-    def write(self, blocks: Sequence[BlockId], data: memoryview, shard: int = 0) -> None:
+    def write(
+        self, blocks: Sequence[BlockId], data: memoryview, shard: int = 0, group: int = 0
+    ) -> None:
         self._pass()
-        self._memory.write(blocks, data, shard)
+        self._memory.write(blocks, data, shard, group)
 
     def views(self, blocks: Sequence[BlockId]) -> None:
         """No direct access to pages: every copy must pass the gate."""

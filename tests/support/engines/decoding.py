@@ -81,7 +81,7 @@ def make_runner(
         heads=config.num_kv_heads,
         dim=config.head_dim,
         block=BLOCK,
-        groups=groups_of(config) if grouped else (),
+        groups=groups_of(config, config.dtype) if grouped else (),
     )
     memory = TorchMemory(layout, BLOCKS, device)
     attention = watched(attention_for(kernels, memory, config, exact=exact))

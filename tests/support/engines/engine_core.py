@@ -41,10 +41,14 @@ class NoMemory:
         self.layout = layout
         self.copies: list[tuple[BlockId, BlockId]] = []
 
-    def read(self, blocks: Sequence[BlockId], into: memoryview, shard: int = 0) -> None:
+    def read(
+        self, blocks: Sequence[BlockId], into: memoryview, shard: int = 0, group: int = 0
+    ) -> None:
         raise NotImplementedError
 
-    def write(self, blocks: Sequence[BlockId], data: memoryview, shard: int = 0) -> None:
+    def write(
+        self, blocks: Sequence[BlockId], data: memoryview, shard: int = 0, group: int = 0
+    ) -> None:
         raise NotImplementedError
 
     def views(self, blocks: Sequence[BlockId]) -> None:

@@ -144,12 +144,14 @@ def attend(dtype: str, dim: int, limits: dict[str, Any], exact: bool) -> None:
         step.attend(0, *qkv, sinks_N=sinks_N)
 
 
-LATENT_SHAPE = Shape(heads=64, kv_heads=1, dim=576, value_dim=512, latent=True)
+LATENT_SHAPES = {
+    f"DeepSeek {name}": Shape(heads=heads, kv_heads=1, dim=576, value_dim=512, latent=True)
+    for name, heads in (("V2-Lite", 16), ("V3", 128))
+}
 
 
-def attend_latent(dtype: str, exact: bool) -> None:
-    """Attention over latent rows of DeepSeek's sizes, and their store."""
-    shape = LATENT_SHAPE
+def attend_latent(dtype: str, shape: Shape, exact: bool) -> None:
+    """Attention over latent rows, and their store."""
     field = KVField(LATENT, 1, shape.dim, dtype)
     layout = KVLayout.of_fields((field,), num_layers=1, block_size=BLOCK, chunk_blocks=1)
     spec = AttentionSpec(
@@ -253,9 +255,10 @@ CASES = (
         )
     }
     | {
-        f"latent rows in bfloat16{', exact' if exact else ''}": Case(
-            partial(attend_latent, "bfloat16", exact), LATENT_SHAPE
+        f"latent rows of {name}{', exact' if exact else ''}": Case(
+            partial(attend_latent, "bfloat16", shape, exact), shape
         )
+        for name, shape in LATENT_SHAPES.items()
         for exact in (False, True)
     }
     | {
@@ -285,6 +288,7 @@ QUICK = {
     "bfloat16, head_dim 128, exact": 90,
     "bfloat16, head_dim 64, limited": 90,
     "bfloat16, head_dim 64, sinks, exact": 90,
+    "latent rows of DeepSeek V3": 90,
     "norms and activations of Qwen3-8B": 80,
     "sampling": 80,
     "products in bfloat16": 100,

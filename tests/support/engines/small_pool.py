@@ -30,7 +30,7 @@ def kv_of(memory: TorchMemory) -> torch.Tensor:
     layout = memory.layout
     kv = memory.pool.view(memory.fields["k"].dtype)
     heads = layout.num_kv_heads, layout.block_size, layout.head_dim
-    return kv.view(len(kv), layout.group_layers, 2, *heads)
+    return kv.view(len(kv), layout.layer_slots(), 2, *heads)
 
 
 def slots_in(pool: torch.Tensor, layer: int, slots_T: torch.Tensor) -> KVSlots:

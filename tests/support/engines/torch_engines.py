@@ -28,7 +28,7 @@ def small_engine(folder: Path, **settings: Any) -> EngineCore:
     if chosen.get("device") == "cuda":
         chosen.setdefault("max_num_seqs", 20)
     if chosen["kv_blocks"] is not None:
-        chosen["kv_blocks"] *= max(1, len(groups_of(read_config(folder))))
+        chosen["kv_blocks"] *= max(1, len(groups_of(read_config(folder), "float32")))
     return build_torch(TorchSettings(model=folder, **chosen))
 
 

@@ -45,11 +45,15 @@ class PlainMemory:
         data = memoryview(bytearray((num_blocks + 1) * size))
         self.blocks = [data[block * size : (block + 1) * size] for block in range(num_blocks + 1)]
 
-    def read(self, blocks: Sequence[BlockId], into: memoryview, shard: int = 0) -> None:
+    def read(
+        self, blocks: Sequence[BlockId], into: memoryview, shard: int = 0, group: int = 0
+    ) -> None:
         for piece, part in self._pairs(blocks, into, shard):
             piece[:] = part
 
-    def write(self, blocks: Sequence[BlockId], data: memoryview, shard: int = 0) -> None:
+    def write(
+        self, blocks: Sequence[BlockId], data: memoryview, shard: int = 0, group: int = 0
+    ) -> None:
         for piece, part in self._pairs(blocks, data, shard):
             part[:] = piece
 

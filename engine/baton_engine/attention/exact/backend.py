@@ -27,6 +27,7 @@ head of v.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Protocol
 
 import numpy as np
@@ -34,14 +35,25 @@ import torch
 
 from baton_engine.attention.exact.batched_products import BatchedProducts
 from baton_engine.attention.exact.decode_rows import decode_rows, has_kernels
-from baton_engine.attention.exact.pages import SIZES, PagedKV, Sizes
+from baton_engine.attention.exact.pages import SIZES, PagedKV, RowIndexes, Sizes
 from baton_engine.attention.exact.places import Places
 from baton_engine.attention.exact.prompt_piece import PromptPiece
 from baton_engine.attention.exact.row_groups import group_by_length, group_by_prefix
 from baton_engine.attention.exact.splits import Splits
 from baton_engine.attention.interface import KVSlots, StepBatch, TableRow, table_rows
+from baton_engine.attention.layer_kv import layers_kv
 from baton_engine.config.model_config import AttentionSpec
 from baton_engine.kv.kv_pool import TorchMemory
+
+
+@dataclass(frozen=True, slots=True)
+class Layer:
+    """A layer's attention, its KV group, and what it shares with layers of the same shape."""
+
+    spec: AttentionSpec
+    group: int
+    kv: PagedKV
+    products: BatchedProducts
 
 
 class TorchAttention:
@@ -50,24 +62,37 @@ class TorchAttention:
     def __init__(
         self, memory: TorchMemory, specs: Sequence[AttentionSpec], sizes: Sizes = SIZES
     ) -> None:
-        self._kv = PagedKV(memory, specs, sizes)
-        self._specs = tuple(specs)
-        self._products = BatchedProducts.for_heads(
-            *(self._kv.dtype, self._kv.device, self._kv.head_dim),
-            value_dim=self._kv.value_dim,
-            keys=Splits(self._kv.block_size, None).keys,
-        )
+        views, places = layers_kv(memory, specs), memory.layout.layer_places
+        alike: dict[tuple[int, ...], list[int]] = {}
+        for layer, spec in enumerate(specs):
+            alike.setdefault(_shape(spec), []).append(layer)
+        layers = {}
+        for members in alike.values():
+            kv = PagedKV({layer: views[layer] for layer in members}, specs[members[0]], sizes)
+            products = BatchedProducts.for_heads(
+                *(kv.dtype, kv.device, kv.head_dim),
+                value_dim=kv.value_dim,
+                keys=Splits(kv.block_size, None).keys,
+            )
+            for layer in members:
+                layers[layer] = Layer(specs[layer], places[layer][0], kv, products)
+        self._layers = [layers[layer] for layer in range(len(specs))]
+        self._on_cpu = memory.pool.device.type == "cpu"
 
     @property
     def exact(self) -> bool:
-        return self._kv.device.type == "cpu" and self._products.exact
+        return self._on_cpu and all(layer.products.exact for layer in self._layers)
 
     @property
     def recordable(self) -> bool:
         return False
 
     def begin(self, batch: StepBatch) -> TorchStep:
-        return TorchStep(self._kv, self._products, self._specs, batch)
+        return TorchStep(self._layers, batch)
+
+
+def _shape(spec: AttentionSpec) -> tuple[int, ...]:
+    return spec.num_heads, spec.num_kv_heads, spec.head_dim, spec.value_dim, spec.latent
 
 
 class Group(Protocol):
@@ -88,31 +113,30 @@ class Group(Protocol):
 
 
 class TorchStep:
-    def __init__(
-        self,
-        kv: PagedKV,
-        products: BatchedProducts,
-        specs: Sequence[AttentionSpec],
-        batch: StepBatch,
-    ) -> None:
-        self._kv = kv
-        self._specs = specs
+    def __init__(self, layers: Sequence[Layer], batch: StepBatch) -> None:
+        self._layers = layers
         self._slots = [group.slots_T for group in batch.device.groups]
-        self._targets = [kv.slot_rows(group.slots_T) for group in batch.host.groups]
-        # Layers of one KV group with one window have the same plan.
-        kinds = [(group, spec.window) for (group, _), spec in zip(kv.places, specs, strict=True)]
-        plans = {
-            (group, window): _groups(
-                *(kv, products, table_rows(batch, group)),
-                *(Splits(kv.block_size, window), specs[0].num_heads),
-            )
-            for group, window in dict.fromkeys(kinds)
-        }
-        self._plans = [plans[kind] for kind in kinds]
+        self._targets, self._plans = [], []
+        targets: dict[tuple[PagedKV, int], RowIndexes] = {}
+        plans: dict[tuple[PagedKV, int, int | None], list[Group]] = {}
+        for each in layers:
+            # Layers of one shape and one KV group write to the same slots.
+            place = each.kv, each.group
+            if place not in targets:
+                targets[place] = each.kv.slot_rows(batch.host.groups[each.group].slots_T)
+            self._targets.append(targets[place])
+            # If they have one window, too, they have the same plan.
+            kind = *place, each.spec.window
+            if kind not in plans:
+                splits = Splits(each.kv.block_size, each.spec.window)
+                rows = table_rows(batch, each.group)
+                plans[kind] = _groups(each.kv, each.products, rows, splits)
+            self._plans.append(plans[kind])
 
     def slots(self, layer: int) -> KVSlots:
-        views = self._kv.layers[layer]
-        return KVSlots(views.k_PKBH, views.v_PKBV, self._slots[self._kv.places[layer][0]])
+        each = self._layers[layer]
+        views = each.kv.layers[layer]
+        return KVSlots(views.k_PKBH, views.v_PKBV, self._slots[each.group])
 
     def attend(
         self,
@@ -124,9 +148,10 @@ class TorchStep:
         stored: bool = False,
         sinks_N: torch.Tensor | None = None,
     ) -> torch.Tensor:
+        each = self._layers[layer]
         if not stored:
-            self._kv.store(layer, self._targets[self._kv.places[layer][0]], k_TKH, v_TKV)
-        plan, spec = self._plans[layer], self._specs[layer]
+            each.kv.store(layer, self._targets[layer], k_TKH, v_TKV)
+        plan, spec = self._plans[layer], each.spec
         assert spec.sinks == (sinks_N is not None)
         if len(plan) == 1:  # the usual decode step: no copy
             return plan[0].attend(layer, q_TNH, spec, sinks_N)
@@ -142,9 +167,8 @@ def _groups(
     products: BatchedProducts,
     rows: Sequence[TableRow],
     splits: Splits,
-    num_heads: int,
 ) -> list[Group]:
-    """The groups of a step, for all layers with the same window."""
+    """The groups of a step, for layers of one shape and KV group with the same window."""
     groups: list[Group] = []
     ones: list[TableRow] = []
     places: list[int] = []
@@ -158,7 +182,7 @@ def _groups(
         else:
             groups.append(PromptPiece(kv, products, row, begin, splits))
         begin += row.count
-    most = max(1, kv.sizes.max_scores // (num_heads * splits.keys))
+    most = max(1, kv.sizes.max_scores // (kv.num_heads * splits.keys))
     for members, shared in group_by_prefix(ones, splits):
         starts_R = np.asarray([ones[index].start for index in members])
         sizes = splits.of(starts_R) + 1 - splits.lowest(starts_R)

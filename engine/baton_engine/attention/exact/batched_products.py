@@ -17,7 +17,7 @@ head of v.
 from __future__ import annotations
 
 import functools
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import numpy.typing as npt
@@ -36,11 +36,15 @@ from baton_engine.attention.layer_kv import LayerKV
 from baton_engine.config.model_config import AttentionSpec
 from baton_engine.cpu_kernels.attention_task import Order, Part
 from baton_engine.cpu_kernels.paged_attention import TILE, UNIT
-from baton_engine.cpu_kernels.softmax import prompt_weights
+from baton_engine.cpu_kernels.softmax import SplitFactors, prompt_weights
+from baton_engine.cpu_kernels.split_sums import sum_splits
 
 # Matrices and splits of the larger products of the test.
 MATRICES = 3
 SPLITS = 5
+# The fewest numbers of q and k whose products a library adds before it adds them to a score. MKL
+# takes 192 on a CPU of AMD.
+LEAST_BLOCK = 128
 
 
 @dataclass(frozen=True, slots=True)
@@ -120,27 +124,21 @@ class BatchedProducts:
         seen_R2: npt.NDArray[np.int32],
         split: int,
         sinks_XR: torch.Tensor | None = None,
+        factors: SplitFactors | None = None,
     ) -> torch.Tensor:
         """Attention weights [X, C, M, S] in the dtype of K, for multiplied(), on a CPU. Of a
         permitted number of rows, the first R see keys [begin, end) = `seen_R2`, and have a sink if
-        there are any; the weights of the others are not set."""
+        there are any; the weights of the others are not set. With `factors` they are weights by
+        split (see cpu_kernels.softmax)."""
         scores: torch.Tensor | tuple[torch.Tensor, torch.Tensor]
         if q_XMH.dtype == torch.bfloat16 and multiplies_bf16() and spec.soft_cap is None:
             scores = product_and_lost(q_XMH, k_XLH)
         else:
             scores = self.scores(q_XMH, k_XLH, spec)
-        return prompt_weights(scores, seen_R2, split, k_XLH.dtype, spec.scale, sinks_XR)
+        return prompt_weights(scores, seen_R2, split, k_XLH.dtype, spec.scale, sinks_XR, factors)
 
     def _divided(self, tensor_XM: torch.Tensor) -> list[torch.Tensor]:
         return list(torch.split(tensor_XM, self.most_rows, 1))
-
-
-def sum_splits(sums_XMCV: torch.Tensor) -> torch.Tensor:
-    """The sums of all splits, added in ascending order: float32 [X, M, V], a new tensor."""
-    found_XMV = sums_XMCV[:, :, 0].to(torch.float32, copy=True)
-    for split in range(1, sums_XMCV.shape[2]):
-        found_XMV += sums_XMCV[:, :, split]
-    return found_XMV
 
 
 @functools.cache
@@ -223,17 +221,22 @@ def _orders(
         sums_QV=sums_QV,
         output_QV=sums_QV,  # not written
     )
-    scores: list[Order] = []
-    sums: list[Order] = []
-    for order in Order:
-        paged = PagedMatrices(
-            *(blocks_XP, heads_X, rows_XM, seen_X2), split=keys, orders=Orders(order, order)
-        )
-        paged.compute(Part.SCORES, arrays, spec.scale)
-        if torch.equal(scores_QL.view(scores_XML.shape), scores_XML):
-            scores.append(order)
+
+    def compute(parts: Part, orders: Orders) -> None:
+        matrices = blocks_XP, heads_X, rows_XM, seen_X2
+        PagedMatrices(*matrices, split=keys, orders=orders).compute(parts, arrays, spec.scale)
+
+    def adds_scores(orders: Orders) -> bool:
+        compute(Part.SCORES, orders)
+        return torch.equal(scores_QL.view(scores_XML.shape), scores_XML)
+
+    def adds_sums(order: Order) -> bool:
         scores_QL.copy_(w_XMCS.reshape(scores_QL.shape))
-        paged.compute(Part.NO_SUMS | Part.SUMS, arrays, spec.scale)
-        if torch.equal(sums_QV.view(sums_XMV.shape), sums_XMV):
-            sums.append(order)
-    return Orders(scores[0], sums[0]) if scores and sums else None
+        compute(Part.NO_SUMS | Part.SUMS, Orders(order, order))
+        return torch.equal(sums_QV.view(sums_XMV.shape), sums_XMV)
+
+    blocks = 0, *range(LEAST_BLOCK, dim, TILE)
+    possible = (Orders(order, order, block) for block in blocks for order in Order)
+    scores = next(filter(adds_scores, possible), None)
+    sums = next(filter(adds_sums, Order), None)
+    return None if scores is None or sums is None else replace(scores, sums=sums)

@@ -14,12 +14,14 @@ from collections.abc import Sequence
 import numpy as np
 import torch
 
-from baton_engine.attention.exact.batched_products import BatchedProducts, sum_splits
+from baton_engine.attention.exact.batched_products import BatchedProducts
 from baton_engine.attention.exact.pages import PagedKV
 from baton_engine.attention.exact.places import places_of
 from baton_engine.attention.exact.splits import Hidden, Splits
 from baton_engine.attention.interface import TableRow
 from baton_engine.config.model_config import AttentionSpec
+from baton_engine.cpu_kernels.softmax import SplitFactors
+from baton_engine.cpu_kernels.split_sums import sum_splits
 
 
 class CopiedRows:
@@ -73,8 +75,12 @@ class CopiedRows:
         sinks_XG = None
         if sinks_N is not None:
             sinks_XG = sinks_N.repeat(rows).view(scores_XGL.shape[:2])
-        sums_XGCV = self._sums(layer, self._splits.weights(scores_XGL, sinks_XG))
-        out_XGV = sum_splits(sums_XGCV)
+        factors = None
+        if kv.by_split:
+            matrices, group, keys = scores_XGL.shape
+            factors = SplitFactors.empty(matrices, group, keys // self._splits.keys)
+        weights_XGCS = self._splits.weights(scores_XGL, sinks_XG, factors)
+        out_XGV = sum_splits(self._sums(layer, weights_XGCS), factors)
         return out_XGV.to(q_RNH.dtype).view(rows, heads, kv.value_dim)
 
     def _scores(self, layer: int, q_RKGH: torch.Tensor, spec: AttentionSpec) -> torch.Tensor:

@@ -21,7 +21,14 @@ from baton_engine.attention.cpu_bf16 import multiplies_bf16
 from baton_engine.attention.layer_kv import LayerKV
 from baton_engine.cpu_kernels.attention_task import TASK, Order, Part
 from baton_engine.cpu_kernels.openmp import NONE_TAKEN, run_kernel
-from baton_engine.cpu_kernels.paged_attention import TILE, UNIT, bf16_attention, fp32_attention
+from baton_engine.cpu_kernels.paged_attention import (
+    TILE,
+    UNIT,
+    bf16_attention,
+    bf16_attention_by_split,
+    fp32_attention,
+    fp32_attention_by_split,
+)
 
 Indexes = npt.NDArray[np.integer]
 
@@ -34,10 +41,12 @@ def can_compute(dtype: torch.dtype, head_dim: int, value_dim: int, block_size: i
 
 @dataclass(frozen=True, slots=True)
 class Orders:
-    """The orders of additions of both products."""
+    """The orders of additions of both products. A score is the sum of those of `block` numbers of q
+    and k each, 0: of all."""
 
     scores: Order = Order.IN_TURN
     sums: Order = Order.IN_TURN
+    block: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,6 +61,7 @@ class Arrays:
     sums_QV: torch.Tensor  # float32
     output_QV: torch.Tensor
     sinks_Q: torch.Tensor | None = None  # float32
+    states_Q4: torch.Tensor | None = None  # float32, of layers with weights by split
 
 
 class PagedMatrices:
@@ -84,7 +94,7 @@ class PagedMatrices:
         self._set(**{name: array.ctypes.data for name, array in self._arrays.items()})
         self._set(matrices=len(rows_XM), height=rows_XM.shape[1], width=blocks_XP.shape[1])
         self._set(column=column, split=split)
-        self._set(scores_order=orders.scores, sums_order=orders.sums)
+        self._set(scores_order=orders.scores, sums_order=orders.sums, scores_block=orders.block)
         self._shaped = False
 
     def compute(self, parts: Part, arrays: Arrays, scale: float) -> None:
@@ -104,15 +114,21 @@ class PagedMatrices:
             sinks=0 if arrays.sinks_Q is None else arrays.sinks_Q.data_ptr(),
             sums=arrays.sums_QV.data_ptr(),
             output=arrays.output_QV.data_ptr(),
+            states=0 if arrays.states_Q4 is None else arrays.states_Q4.data_ptr(),
             scale=scale,
         )
         function = bf16_attention if bf16 else fp32_attention
+        if Part.SPLITS in parts:
+            assert arrays.states_Q4 is not None, "weights by split without states"
+            function = bf16_attention_by_split if bf16 else fp32_attention_by_split
         run_kernel(function, self._task)
 
     def _set_shapes(self, keys: torch.Tensor, values: torch.Tensor, *, rounded: bool) -> None:
         self._shaped = True
         _, _, block, dim = keys.shape
         self._set(block=block, dim=dim, value_dim=values.shape[3], rounded=rounded)
+        if not self._fields["scores_block"]:
+            self._set(scores_block=dim)
         for name, pages in (("key", keys), ("value", values)):
             steps = [step * pages.element_size() for step in pages.stride()]
             names = (f"{name}_{unit}_bytes" for unit in ("block", "head", "slot"))

@@ -22,6 +22,7 @@ from baton_engine.attention.exact.splits import Splits
 from baton_engine.attention.interface import TableRow
 from baton_engine.config.model_config import AttentionSpec
 from baton_engine.cpu_kernels.attention_task import Part
+from baton_engine.cpu_kernels.paged_attention import ROWS
 
 
 class PagedRows:
@@ -43,27 +44,30 @@ class PagedRows:
         low_R = splits.lowest(starts_R) + shared
         count = int((splits.of(starts_R) - low_R).max()) + 1
         # Query head n of row r is row r N + n of all arrays.
-        queries = len(rows) * kv.num_heads
-        rows_RKG = np.arange(queries).reshape(len(rows), kv.num_kv_heads, -1)
+        queries_RN = np.arange(len(rows) * kv.num_heads).reshape(len(rows), -1)
+        parts = _head_parts(kv, len(rows))
         seen_R2 = splits.seen(starts_R, 0) - (low_R * splits.keys)[:, None]
         self._own = PagedMatrices(
-            *_matrices(splits.table(rows, low_R.tolist(), count), kv.num_kv_heads),
-            rows_RKG.reshape(-1, rows_RKG.shape[2]),
-            np.repeat(seen_R2.clip(min=0), kv.num_kv_heads, 0),
+            *_matrices(splits.table(rows, low_R.tolist(), count), kv.num_kv_heads, parts),
+            queries_RN.reshape(len(rows) * kv.num_kv_heads * parts, -1),
+            np.repeat(seen_R2.clip(min=0), kv.num_kv_heads * parts, 0),
             split=splits.keys,
             orders=orders,
             column=shared * splits.keys,
         )
         self._common: PagedMatrices | None = None
         if shared:
+            parts = _head_parts(kv, 1)
+            queries_RXG = queries_RN.reshape(len(rows), kv.num_kv_heads * parts, -1)
             self._common = PagedMatrices(
-                *_matrices(splits.table(rows[:1], [0], shared), kv.num_kv_heads),
-                rows_RKG.transpose(1, 0, 2).reshape(kv.num_kv_heads, -1),
-                np.tile((0, shared * splits.keys), (kv.num_kv_heads, 1)),
+                *_matrices(splits.table(rows[:1], [0], shared), kv.num_kv_heads, parts),
+                queries_RXG.transpose(1, 0, 2).reshape(kv.num_kv_heads * parts, -1),
+                np.tile((0, shared * splits.keys), (kv.num_kv_heads * parts, 1)),
                 split=splits.keys,
                 orders=orders,
             )
         self._scores = (shared + count) * splits.keys
+        self._split = splits.keys
 
     def attend(
         self,
@@ -73,6 +77,8 @@ class PagedRows:
         sinks_N: torch.Tensor | None = None,
     ) -> torch.Tensor:
         kv, own, common = self._kv, self._own, self._common
+        if kv.by_split:
+            return self._attend_by_split(layer, q_RNH, spec)
         q_QH = q_RNH.reshape(-1, q_RNH.shape[-1])
         out_RNV = q_RNH.new_empty(*q_RNH.shape[:2], kv.value_dim)
         # Made for each layer, because a step may have many groups.
@@ -99,8 +105,39 @@ class PagedRows:
         own.compute(Part.SUMS | Part.OUTPUT, arrays, spec.scale)
         return out_RNV
 
+    def _attend_by_split(
+        self, layer: int, q_RNH: torch.Tensor, spec: AttentionSpec
+    ) -> torch.Tensor:
+        """The same with weights by split, in which K and V of a split are read together."""
+        kv, own, common = self._kv, self._own, self._common
+        assert spec.soft_cap is None, "weights by split with a soft cap"
+        q_QH = q_RNH.reshape(-1, q_RNH.shape[-1])
+        out_RNV = q_RNH.new_empty(*q_RNH.shape[:2], kv.value_dim)
+        scores_QS, sums_QV = (
+            torch.empty(len(q_QH), self._split),
+            torch.empty(len(q_QH), kv.value_dim),
+        )
+        states_Q4 = torch.empty(len(q_QH), 4)
+        arrays = Arrays(kv.layers[layer], q_QH, scores_QS, sums_QV, out_RNV, states_Q4=states_Q4)
+        first = Part.NO_SUMS | Part.SPLITS
+        if common is not None:  # its splits come first
+            common.compute(first, arrays, spec.scale)
+            first = Part.SPLITS
+        own.compute(first | Part.OUTPUT, arrays, spec.scale)
+        return out_RNV
 
-def _matrices(table_RM: Table, kv_heads: int) -> tuple[Table, Table]:
-    """The blocks and the kv head of each matrix: one matrix per row and kv head."""
-    heads = np.tile(np.arange(kv_heads), len(table_RM))
-    return np.repeat(table_RM, kv_heads, 0), heads
+
+def _head_parts(kv: PagedKV, rows: int) -> int:
+    """How many matrices the query heads of a kv head are. They are divided if there are fewer rows
+    of latents, whose heads share one kv head, than threads. These read the rows side by side."""
+    if not kv.by_split:
+        return 1
+    threads, most = torch.get_num_threads(), kv.num_heads // ROWS
+    fitting = [parts for parts in range(1, most + 1) if kv.num_heads % parts == 0]
+    return next((parts for parts in fitting if rows * parts >= threads), max(fitting, default=1))
+
+
+def _matrices(table_RM: Table, kv_heads: int, parts: int) -> tuple[Table, Table]:
+    """The blocks and the kv head of each matrix: `parts` matrices per row and kv head."""
+    heads = np.tile(np.arange(kv_heads).repeat(parts), len(table_RM))
+    return np.repeat(table_RM, kv_heads * parts, 0), heads

@@ -11,7 +11,7 @@ P blocks.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -19,10 +19,9 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from baton_engine.attention.layer_kv import layers_kv
+from baton_engine.attention.layer_kv import LayerKV
 from baton_engine.config.model_config import AttentionSpec
 from baton_engine.config.step_sizes import KEYS_COPIED, SCORES_AT_ONCE
-from baton_engine.kv.kv_pool import TorchMemory
 from baton_engine.kv.staging import stage
 
 Positions = npt.NDArray[np.int64]
@@ -47,22 +46,23 @@ SIZES = Sizes()
 
 
 class FieldRows:
-    """K or V of all layers as rows of numbers. A page is one (block, head) of shape [B, H], a slot
-    one token's [H] in it.
+    """K or V of layers of one shape as rows of numbers. A page is one (block, head) of shape
+    [B, H], a slot one token's [H] in it.
 
     A row of a view begins at any multiple of `unit` numbers, so rows may overlap: blocks of K and V
     need not be a whole number of pages.
     """
 
-    def __init__(self, layers_PKBH: Sequence[torch.Tensor]) -> None:
-        first = layers_PKBH[0]
+    def __init__(self, layers_PKBH: Mapping[int, torch.Tensor]) -> None:
+        first = next(iter(layers_PKBH.values()))
         self._block, self._head, self._slot, _ = first.stride()
         self.shape = tuple(first.shape[1:])  # K, B, H
         _, block, size = self.shape
         self._page_unit = math.gcd(self._block, self._head)
         self._slot_unit = math.gcd(self._page_unit, self._slot)
-        self.pages = [_rows(layer, self._page_unit, block * size) for layer in layers_PKBH]
-        self.slots = [_rows(layer, self._slot_unit, size) for layer in layers_PKBH]
+        layers = layers_PKBH.items()
+        self.pages = {layer: _rows(kv, self._page_unit, block * size) for layer, kv in layers}
+        self.slots = {layer: _rows(kv, self._slot_unit, size) for layer, kv in layers}
 
     @property
     def steps(self) -> tuple[int, ...]:
@@ -95,25 +95,28 @@ class RowIndexes:
 
 
 class PagedKV:
-    """The pool by page and by slot. `layers` and `places` have one entry per layer: its views, and
-    its KV group and index in it. All layers have the shapes of the first of `specs`."""
+    """The pool by page and by slot, for layers of one shape, that of `spec`. `layers` has the views
+    of each."""
 
     def __init__(
-        self, memory: TorchMemory, specs: Sequence[AttentionSpec], sizes: Sizes = SIZES
+        self, layers: Mapping[int, LayerKV], spec: AttentionSpec, sizes: Sizes = SIZES
     ) -> None:
-        spec = specs[0]
+        first = next(iter(layers.values()))
         self.sizes = sizes
-        self.layers = layers_kv(memory, specs)
-        self.device = memory.pool.device
-        self.dtype = self.layers[0].k_PKBH.dtype
+        self.layers = layers
+        self.device = first.k_PKBH.device
+        self.dtype = first.k_PKBH.dtype
         self.num_heads = spec.num_heads
-        self.num_kv_heads, self.block_size, self.head_dim = self.layers[0].k_PKBH.shape[1:]
+        self.num_kv_heads, self.block_size, self.head_dim = first.k_PKBH.shape[1:]
         self.value_dim = spec.value_dim
-        self.places = memory.layout.layer_places
+        # Whether attention has weights by split (see cpu_kernels.softmax).
+        self.by_split = spec.latent and self.device.type == "cpu"
         self._latent = spec.latent
-        self._k = FieldRows([layer.k_PKBH for layer in self.layers])
-        self._v = self._k if self._latent else FieldRows([layer.v_PKBV for layer in self.layers])
-        self._copies = [self._k.pages[0][:0], self._v.pages[0][:0]]
+        self._k = FieldRows({layer: kv.k_PKBH for layer, kv in layers.items()})
+        self._v = self._k
+        if not self._latent:
+            self._v = FieldRows({layer: kv.v_PKBV for layer, kv in layers.items()})
+        self._copies = [next(iter(field.pages.values()))[:0] for field in (self._k, self._v)]
 
     def page_rows(self, table_RM: Table) -> RowIndexes:
         """Indexes of pages, for gather_k() and gather_v()."""

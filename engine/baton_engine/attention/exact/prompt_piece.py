@@ -13,13 +13,14 @@ import numpy.typing as npt
 import torch
 import torch.nn.functional as F
 
-from baton_engine.attention.exact.batched_products import BatchedProducts, sum_splits
+from baton_engine.attention.exact.batched_products import BatchedProducts
 from baton_engine.attention.exact.pages import PagedKV
 from baton_engine.attention.exact.places import Places
 from baton_engine.attention.exact.splits import Hidden, Splits
 from baton_engine.attention.interface import TableRow
 from baton_engine.config.model_config import AttentionSpec
-from baton_engine.cpu_kernels.split_sums import add_splits, can_add_splits
+from baton_engine.cpu_kernels.softmax import SplitFactors
+from baton_engine.cpu_kernels.split_sums import add_splits, can_add_splits, sum_splits
 
 # Tokens of a prompt that are computed at a time. More would compute more scores of keys that a
 # token does not see, and fewer would take more calls.
@@ -90,14 +91,19 @@ class PromptPiece:
                 q_XMH = F.pad(q_XMH, (0, 0, 0, self._products.rows(rows) - rows))
                 k_XLH, v_XLV = k_KLH[some, :seen], v_KLV[some, :seen]
                 if q_TNH.device.type == "cpu":
+                    factors = None
+                    if kv.by_split:
+                        splits = seen // self._splits.keys
+                        factors = SplitFactors.empty(len(q_XMH), rows, splits)
                     weights_XCMS = self._products.weights(
-                        q_XMH, k_XLH, spec, seen_R2, self._splits.keys, sinks_XR
+                        q_XMH, k_XLH, spec, seen_R2, self._splits.keys, sinks_XR, factors
                     )
                     sums_XMCV = self._products.multiplied(weights_XCMS, v_XLV)
                     if add_in_place:
-                        add_splits(sums_XMCV.transpose(1, 2), out_TNV[part], by_head[2], head)
+                        sums_XCMV = sums_XMCV.transpose(1, 2)
+                        add_splits(sums_XCMV, out_TNV[part], by_head[2], head, factors)
                         continue
-                    out_XMV = sum_splits(sums_XMCV)
+                    out_XMV = sum_splits(sums_XMCV[:, :rows], factors)
                 else:
                     scores_XML = self._products.scores(q_XMH, k_XLH, spec)
                     if hidden is not None:

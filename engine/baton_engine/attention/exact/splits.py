@@ -20,7 +20,7 @@ import torch
 from baton_engine.attention.exact.pages import Positions, Table, Visible
 from baton_engine.attention.interface import TableRow
 from baton_engine.config.step_sizes import split_blocks
-from baton_engine.cpu_kernels.softmax import softmax_
+from baton_engine.cpu_kernels.softmax import SplitFactors, softmax_, split_weights_
 from baton_engine.kv.staging import stage
 
 
@@ -65,11 +65,17 @@ class Splits:
         return table_RM
 
     def weights(
-        self, scores_XML: torch.Tensor, sinks_XM: torch.Tensor | None = None
+        self,
+        scores_XML: torch.Tensor,
+        sinks_XM: torch.Tensor | None = None,
+        factors: SplitFactors | None = None,
     ) -> torch.Tensor:
         """Attention weights [X, M, C, S] from the scores of all keys that each query sees, which
-        are overwritten on a CPU. A query's sink is one more score, whose weight is left out."""
-        if scores_XML.device.type == "cpu":
+        are overwritten on a CPU. A query's sink is one more score, whose weight is left out. With
+        `factors`, which are filled, they are weights by split (see cpu_kernels.softmax)."""
+        if factors is not None:
+            split_weights_(scores_XML, self.keys, factors)
+        elif scores_XML.device.type == "cpu":
             softmax_(scores_XML.flatten(0, 1), None if sinks_XM is None else sinks_XM.flatten())
         elif sinks_XM is not None:
             scores_XML = torch.cat((scores_XML, sinks_XM[..., None]), -1).softmax(-1)[..., :-1]

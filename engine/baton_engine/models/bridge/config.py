@@ -51,16 +51,15 @@ def read(values: Mapping[str, Any], generation: Mapping[str, Any]) -> ModelConfi
     text = json.dumps(kept, sort_keys=True)
     source = find_source(architecture, text)
     learned = learn(source)
-    first = learned.layers[0]
     return ModelConfig(
         architecture=architecture,
         vocab_size=learned.vocab_size,
         hidden_size=learned.hidden_size,
         intermediate_size=learned.widest,
         num_layers=len(learned.layers),
-        num_heads=first.num_heads,
-        num_kv_heads=first.num_kv_heads,
-        head_dim=first.head_dim,
+        num_heads=max(layer.num_heads for layer in learned.layers),
+        num_kv_heads=max(layer.num_kv_heads for layer in learned.layers),
+        head_dim=max(layer.head_dim for layer in learned.layers),
         max_positions=source.max_positions,
         tied=source.tied,
         eos_ids=eos_ids(values, generation),

@@ -16,7 +16,7 @@ import torch
 from transformers import AttentionInterface, AttentionMaskInterface, AutoModelForCausalLM
 
 from baton_engine.config.model_config import AttentionSpec
-from baton_engine.models.bridge.attention import CALLS, attend
+from baton_engine.models.bridge.attention import ATTEND, SINKS, attend
 from baton_engine.models.bridge.source import Source, refused
 
 # The name of the attention that learns; see attention.NAME. Only this one has a mask function.
@@ -27,12 +27,11 @@ MOST_POSITIONS = 1 << 17
 # The attribute of a mask with the number of its window.
 WINDOW = "baton_window"
 # Options of attention that do not change it, or that are read here.
-KNOWN_TENSORS = frozenset({"attention_mask", "position_ids", "cache_position"})
+KNOWN_TENSORS = frozenset({"attention_mask", "position_ids", "cache_position", SINKS})
 # Options that change attention in a way that no kernel of ours has.
 UNSUPPORTED = {
     "position_bias": "adds a bias to scores",
-    "s_aux": "has attention sinks",
-    "sinks": "has attention sinks",
+    "sinks": "has attention sinks per token",
     "indices": "attends to chosen tokens alone",
     "block_indices": "attends to chosen tokens alone",
 }
@@ -56,8 +55,8 @@ def learn(source: Source) -> Learned:
     module = _on_meta(source)
     calls = _LearningCalls()
     for each in module.modules():
-        setattr(each, CALLS, calls)
-    watched = _Watched(module)
+        setattr(each, ATTEND, calls.attend)
+    watched = _Watched(module, calls)
     tokens = torch.zeros(1, TOKENS, dtype=torch.int64, device="meta")
     try:
         with torch.no_grad(), watched:
@@ -81,7 +80,7 @@ def learn(source: Source) -> Learned:
     if watched.calls_inside != len(calls.layers) or hidden is None:
         raise refused(source.architecture, "its layers are not those of one inner model")
     return Learned(
-        layers=_even(calls.layers, source),
+        layers=tuple(_cached(layer, source.max_positions) for layer in calls.layers),
         backbone=watched.name,
         weights=sum(parameter.numel() for parameter in module.parameters()),
         widest=_widest(module, watched.name, source),
@@ -137,6 +136,7 @@ class _LearningCalls:
                 scale=query.shape[-1] ** -0.5 if scale is None else float(scale),
                 window=_window_of(options),
                 soft_cap=options.get("softcap"),
+                sinks=_has_sinks(options, query.shape[1]),
             )
         )
         return query.new_empty(1, TOKENS, query.shape[1], value.shape[-1])
@@ -155,14 +155,24 @@ def _check_options(module: torch.nn.Module, options: Mapping[str, Any]) -> None:
         raise _Refused("it attends to later tokens, too")
 
 
+def _has_sinks(options: Mapping[str, Any], heads: int) -> bool:
+    sinks_N = options.get(SINKS)
+    if sinks_N is None:
+        return False
+    if tuple(sinks_N.shape) != (heads,):
+        raise _Refused(f"its attention sinks are not one number per head ({SINKS})")
+    return True
+
+
 def _window_of(options: Mapping[str, Any]) -> int | None:
     mask = options["attention_mask"]
     if mask is None:
         window: int | None = options.get("sliding_window")
         return window
-    if not hasattr(mask, WINDOW):
+    whole = mask if mask._base is None else mask._base  # a view may have all its rows
+    if not hasattr(whole, WINDOW) or whole.shape != mask.shape:
         raise _Refused("it has a mask of its own")
-    kept: int | None = getattr(mask, WINDOW)
+    kept: int | None = getattr(whole, WINDOW)
     return kept
 
 
@@ -202,8 +212,8 @@ AttentionMaskInterface.register(NAME, _mask)
 class _Watched:
     """Notes the first module that the model's own forward() calls, as a context."""
 
-    def __init__(self, module: torch.nn.Module) -> None:
-        self._module, self._depth = module, 0
+    def __init__(self, module: torch.nn.Module, calls: _LearningCalls) -> None:
+        self._calls, self._depth = calls, 0
         self._names = {id(each): name for name, each in module.named_modules()}
         self.name, self.output, self.calls_inside = "", None, 0
 
@@ -228,26 +238,14 @@ class _Watched:
         self._depth -= 1
         if self._depth == 1 and self._names[id(module)] == self.name:
             self.output = output
-            self.calls_inside = len(getattr(module, CALLS).layers)
+            self.calls_inside = len(self._calls.layers)
 
 
-def _even(layers: list[AttentionSpec], source: Source) -> tuple[AttentionSpec, ...]:
-    """The layers with the head size of the cache: the largest of all, and an even number."""
-    heads = {(layer.num_heads, layer.num_kv_heads) for layer in layers}
-    if len(heads) > 1:
-        named = ", ".join(f"{n} with {k} of keys" for n, k in sorted(heads))
-        raise refused(source.architecture, f"its layers have different numbers of heads: {named}")
-    size = max(layer.head_dim for layer in layers)
-    size += size % 2
-    most = source.max_positions
-    return tuple(
-        replace(
-            layer,
-            head_dim=size,
-            window=layer.window if layer.window and layer.window < most else None,
-        )
-        for layer in layers
-    )
+def _cached(layer: AttentionSpec, longest: int) -> AttentionSpec:
+    """The layer with a head size that caches can have, an even number, and without a window that
+    hides no key of a sequence of `longest` tokens."""
+    window = layer.window if layer.window and layer.window < longest else None
+    return replace(layer, head_dim=layer.head_dim + layer.head_dim % 2, value_dim=0, window=window)
 
 
 def _widest(module: torch.nn.Module, backbone: str, source: Source) -> int:
