@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 import random
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -132,9 +132,12 @@ TINY_MIXTURE = replace(TINY, mlp=192, experts=8, chosen=4)
 SHAPES = {"dense": (MID, TINY), "mixture": (MID_MIXTURE, TINY_MIXTURE)}
 
 
-def write_config(folder: Path, shape: Shape) -> None:
+def write_config(folder: Path, shape: Shape, quantization: Mapping[str, Any] | None = None) -> None:
     """What an engine needs to draw weights of this shape itself."""
-    (folder / "config.json").write_text(json.dumps(shape.config()))
+    config = shape.config()
+    if quantization is not None:
+        config["quantization_config"] = quantization
+    (folder / "config.json").write_text(json.dumps(config))
 
 
 def save_model(folder: Path, shape: Shape) -> int:

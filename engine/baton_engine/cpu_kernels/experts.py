@@ -150,7 +150,7 @@ def multiply_experts(
     missing = words * WORD // dtype.itemsize - hidden
     x_TD = F.pad(x_TD, (0, missing)) if missing else x_TD.contiguous()
     weights_TC = weights_TC.contiguous()
-    order_P, parts_U3 = _sorted(ids_TC.numpy().reshape(-1))
+    order_P, parts_U3 = sorted_pairs(ids_TC.numpy().reshape(-1))
     inner_PF = torch.empty(pairs, inner_blocks * GATES, dtype=dtype)
     out_PD = torch.empty(pairs, blocks * COLUMNS, dtype=dtype)
     out_TD = torch.empty(tokens, blocks * COLUMNS, dtype=dtype)
@@ -184,7 +184,9 @@ def _rows(array: torch.Tensor) -> tuple[int, int]:
     return array.data_ptr(), array.shape[1]
 
 
-def _sorted(ids_P: npt.NDArray[np.int64]) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:
+def sorted_pairs(
+    ids_P: npt.NDArray[np.int64],
+) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:
     """The pairs in the order of their experts, and the parts of experts."""
     counts = np.bincount(ids_P)
     used = np.flatnonzero(counts)
