@@ -31,12 +31,12 @@ def fill_slots(slots: WeightSlots) -> None:
     noise = torch.Generator(slots.device).manual_seed(SEED)
     for name, parameter in slots.parameters.items():
         place = parameter.place
+        if parameter.optional:
+            continue
         if not place.is_floating_point():
             place.random_(generator=noise)
         elif place.dtype == torch.float8_e4m3fn:
             place.copy_(torch.randn(place.shape, generator=noise, device=place.device))
-        elif parameter.optional:
-            continue
         elif "scale" in name:
             place.fill_(STD / 4)
         elif name.endswith(NORM):

@@ -93,7 +93,7 @@ def joined(weights: Sequence[QuantizedWeight]) -> QuantizedWeight | None:
     if len(weights) == 1:
         return first
     alike = {(each.kind, each.inputs, each.input_scale) for each in weights}
-    if len(alike) > 1 or first.order_I is not None:
+    if len(alike) > 1 or not all(_same_order(first, each) for each in weights):
         return None
     codes = torch.cat([each.codes_OJ.view(torch.uint8) for each in weights], -2)
     return replace(
@@ -108,15 +108,22 @@ def joined(weights: Sequence[QuantizedWeight]) -> QuantizedWeight | None:
     )
 
 
-def in_group_order(weight: QuantizedWeight, group_of_I: torch.Tensor) -> QuantizedWeight:
-    """The weight with its inputs in the order of their groups, by the group of each input. Raises
-    WeightsError unless each group has `group` inputs."""
+def _same_order(one: QuantizedWeight, other: QuantizedWeight) -> bool:
+    """Of two weights of the same kind. Projections of the same input often have the same order."""
+    if one.order_I is None or other.order_I is None:
+        return True
+    return torch.equal(one.order_I, other.order_I)
+
+
+def in_group_order(weight: QuantizedWeight, group_of_I: torch.Tensor, name: str) -> QuantizedWeight:
+    """The weight with its inputs in the order of their groups, by the group of each input, which
+    the tensor `name` has. Raises WeightsError unless each group has `group` inputs."""
     order_I = group_of_I.long().argsort(stable=True)
     places_I = torch.arange(weight.inputs, device=order_I.device)
     if not torch.equal(group_of_I.long()[order_I], places_I // weight.group):
         raise WeightsError(
-            f"a quantized weight says of its {weight.inputs} inputs to which group they belong, "
-            f"and not all groups have {weight.group}"
+            f"{name} says to which group each of {weight.inputs} inputs belongs, and not all "
+            f"groups have {weight.group} of them"
         )
     if torch.equal(order_I, places_I):
         return weight
@@ -140,11 +147,11 @@ def packed_halves(codes_OI: torch.Tensor) -> torch.Tensor:
     return codes_OI[..., ::2] | codes_OI[..., 1::2] << 4
 
 
-def stacked(weights: Sequence[QuantizedWeight]) -> QuantizedWeight:
-    """The weights of all experts, [E, O, I]. Raises WeightsError if they are of different kinds."""
+def stacked(weights: Sequence[QuantizedWeight]) -> QuantizedWeight | None:
+    """The weights of all experts, [E, O, I]; None if they differ in more than their numbers."""
     rows = joined(weights)
     if rows is None:
-        raise WeightsError("the weights of a layer's experts are quantized in different ways")
+        return None
 
     def by_expert(rows_OX: torch.Tensor) -> torch.Tensor:
         return rows_OX.view(len(weights), -1, rows_OX.shape[1])

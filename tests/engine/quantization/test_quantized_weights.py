@@ -1,0 +1,29 @@
+"""Weights of each layout are loaded as the numbers that they stand for."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from tests.support.engines.quantized.loaded_weights import numbers_of
+from tests.support.engines.quantized.quantized_models import LAYOUTS, make_quantized
+
+# Of different experts, latent projections, fused tensors, a tied head, sizes that are no multiple
+# of a group.
+MODELS = ("mixtral", "qwen2-moe", "deepseek-v2-lite", "phi3-partial-window", "llama-gqa2-tied")
+SOME = ("w8a16 zeros", "gptq zeros", "gptq int8 zeros", "awq", "auto-round awq")
+CASES = [
+    *(("llama-gqa4", layout) for layout in LAYOUTS),
+    *((model, layout) for model in MODELS for layout in SOME),
+    ("qwen2-moe-one-of-7", "gptq"),
+    ("llama-gqa2-tied", "gptq act-order"),
+]
+
+
+@pytest.mark.parametrize(("model", "layout"), CASES)
+def test_weights_are_loaded_as_the_numbers_that_they_stand_for(model: str, layout: str) -> None:
+    folders = make_quantized(model, layout)
+    loaded, expected = numbers_of(folders.folder), numbers_of(folders.plain)
+    assert loaded.shape == expected.shape
+    # A shift is rounded apart from its code.
+    torch.testing.assert_close(loaded, expected, rtol=1e-5, atol=1e-6)
