@@ -42,13 +42,17 @@ def with_changes(layout: str, **changes: Any) -> Json:
     return {**LAYOUTS[layout].config, **changes}
 
 
-def groups_with(part: str, **changes: Any) -> Json:
-    """The config of W8A8 with changes of a part of its group."""
-    config: Any = LAYOUTS["w8a8"].config
+def groups_with(part: str, *, layout: str = "w8a8", **changes: Any) -> Json:
+    """The config of `layout` with changes of a part of its group."""
+    config: Any = LAYOUTS[layout].config
     group = config["config_groups"]["group_0"]
     if part:
         changes = {part: {**group[part], **changes}}
     return {**config, "config_groups": {"group_0": {**group, **changes}}}
+
+
+def float_with(part: str, **changes: Any) -> Json:
+    return groups_with(part, layout="w8a8 float", **changes)
 
 
 def fields_of(values: Any, path: Field = ()) -> Iterator[tuple[Field, Any]]:
@@ -139,6 +143,16 @@ def test_an_unknown_method_is_refused_with_those_that_are_supported(method: str 
         (groups_with("", output_activations={"num_bits": 8}), "output_activations"),
         (groups_with("weights", num_bits=3), "num_bits 3"),
         (groups_with("weights", strategy="block"), "strategy 'block' .* channel, group"),
+        (float_with("weights", strategy="block", block_structure=[9]), "block_structure is"),
+        (float_with("weights", symmetric=False), "symmetric false .* symmetric true"),
+        (float_with("input_activations", type="int"), "type 'int', .* symmetric float of 8 bits"),
+        (with_changes("fp8 block", fmt="e5m2"), "fp8 with fmt 'e5m2' .* supported: e4m3"),
+        (with_changes("fp8 block", activation_scheme="static"), "dynamic with weight_block_size"),
+        (with_changes("fp8 block", weight_block_size=[128]), "weight_block_size .* two integers"),
+        (with_changes("fp8 block", expert_dtype="fp4"), "expert_dtype 'fp4' .* fp8"),
+        (with_changes("fp8 tensor", activation_scheme="none"), "activation_scheme 'none'"),
+        (with_changes("fp8 tensor", kv_cache_scheme="static"), "kv_cache_scheme 'static'"),
+        (with_changes("fp8 tensor", ignored_layers=["("]), "ignored_layers .* no regular"),
         (groups_with("weights", actorder="other"), "actorder is 'other'"),
         (groups_with("input_activations", symmetric=False), "symmetric false"),
         (groups_with("input_activations", strategy="tensor"), "strategy 'tensor' and dynamic true"),

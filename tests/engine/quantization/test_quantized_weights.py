@@ -11,7 +11,7 @@ from tests.support.engines.quantized.quantized_models import LAYOUTS, make_quant
 # Of different experts, latent projections, fused tensors, a tied head, sizes that are no multiple
 # of a group.
 MODELS = ("mixtral", "qwen2-moe", "deepseek-v2-lite", "phi3-partial-window", "llama-gqa2-tied")
-SOME = ("w8a16 zeros", "gptq zeros", "gptq int8 zeros", "awq", "auto-round awq")
+SOME = ("w8a16 zeros", "fp8 block", "gptq zeros", "gptq int8 zeros", "awq", "auto-round awq")
 CASES = [
     *(("llama-gqa4", layout) for layout in LAYOUTS),
     *((model, layout) for model in MODELS for layout in SOME),

@@ -59,6 +59,10 @@ def removed(tensor: torch.Tensor) -> None:
         ("w4a16 g32", "weight_scale", lambda scale: scale[:, :1], r"{name} in .* \[64, 1\]"),
         ("w4a16 act-order", "weight_g_idx", lambda groups: groups // 2, "{name} says"),
         ("w8a8", "weight", torch.Tensor.float, "{name} in .* has dtype F32; supported: I8"),
+        ("fp8 block", "weight", torch.Tensor.float, "{name} in .* F32; supported: F8_E4M3"),
+        ("fp8 block", "weight_scale_inv", lambda scale: scale[1:], r"{name} in .* \[3, 2\]"),
+        ("fp8 tensor", "weight_scale", lambda scale: scale.repeat(2), r"has shape \[2\]"),
+        ("fp8 tensor static", "activation_scale", removed, "lacks {name}$"),
         ("w8a8 static", "input_scale", removed, "lacks {name}$"),
     ],
 )

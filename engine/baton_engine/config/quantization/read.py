@@ -19,6 +19,7 @@ METHODS: Mapping[str, str] = {
     "auto-round": "baton_engine.config.quantization.auto_round:read",
     "awq": "baton_engine.config.quantization.awq:read",
     "compressed-tensors": "baton_engine.config.quantization.compressed_tensors:read",
+    "fp8": "baton_engine.config.quantization.fp8:read",
     "gptq": "baton_engine.config.quantization.gptq:read",
     "intel/auto-round": "baton_engine.config.quantization.auto_round:read",
 }

@@ -16,6 +16,8 @@ if TYPE_CHECKING:
 # WeightScheme.layout -> the WeightFormat, a class that a scheme makes, "module:class".
 LAYOUTS: Mapping[str, str] = {
     "awq gemm": "baton_engine.layers.quantization.awq:Awq",
+    "compressed-tensors float-quantized": "baton_engine.layers.quantization.fp8:CompressedFp8",
+    "fp8": "baton_engine.layers.quantization.fp8:Fp8",
     "gptq": "baton_engine.layers.quantization.gptq:Gptq",
     "gptq_v2": "baton_engine.layers.quantization.gptq:GptqV2",
     "compressed-tensors pack-quantized": (

@@ -1,0 +1,96 @@
+"""Weights of 8-bit floats, as several tools write them.
+
+Shapes: O and I a linear's output and input size.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+
+from tests.support.engines.quantized.compressed_tensors import config_of
+from tests.support.engines.quantized.layout import Layout
+
+MOST = 448.0
+
+
+@dataclass(frozen=True, kw_only=True)
+class Fp8:
+    """A scale for `outputs` x `inputs` numbers, each None for all, in the tensor `scale`, which has
+    no dimension if `scalar`. `more` are further tensors of each layer."""
+
+    outputs: int | None = None
+    inputs: int | None = None
+    scale: str = "weight_scale"
+    scalar: bool = False
+    more: Mapping[str, float] = field(default_factory=dict)
+
+    def __call__(self, weight_OI: torch.Tensor) -> tuple[Mapping[str, torch.Tensor], torch.Tensor]:
+        rows, columns = self.outputs or len(weight_OI), self.inputs or weight_OI.shape[1]
+        blocks = [
+            [block.abs().amax() / MOST for block in torch.split(part, columns, 1)]
+            for part in torch.split(weight_OI, rows)
+        ]
+        scales = torch.tensor(blocks)
+        wide_OI = scales.repeat_interleave(rows, 0).repeat_interleave(columns, 1)
+        wide_OI = wide_OI[: len(weight_OI), : weight_OI.shape[1]]
+        codes_OI = (weight_OI / wide_OI).to(torch.float8_e4m3fn)
+        if self.outputs is None:
+            scales = scales.view(()) if self.scalar else scales.view(1)
+        tensors = {"weight": codes_OI, self.scale: scales}
+        tensors |= {name: torch.tensor(value) for name, value in self.more.items()}
+        return tensors, codes_OI.float() * wide_OI
+
+
+def _fp8(quantize: Fp8, **more: Any) -> Layout:
+    return Layout({"quant_method": "fp8", "activation_scheme": "dynamic", **more}, quantize)
+
+
+def _compressed(quantize: Fp8, weights: Mapping[str, Any], inputs: Any = None) -> Layout:
+    floats = {"type": "float", "num_bits": 8}
+    activations = None if inputs is None else {**floats, "symmetric": True, **inputs}
+    return Layout(config_of("float-quantized", {**floats, **weights}, activations), quantize)
+
+
+BLOCK = Fp8(outputs=24, inputs=40, scale="weight_scale_inv")
+LAYOUTS: Mapping[str, Layout] = {
+    "fp8 block": _fp8(BLOCK, fmt="e4m3", weight_block_size=[24, 40]),
+    "fp8 mixed": Layout(
+        {
+            "quant_method": "fp8",
+            "activation_scheme": "dynamic",
+            "weight_block_size": [24, 40],
+            "modules_to_not_convert": ["lm_head", "v_proj", "model.layers.0.mlp", r"self_attn.o"],
+        },
+        BLOCK,
+        others={"v_proj": None, ".0.mlp.up_proj": None, ".0.mlp.gate_proj": None}
+        | {".0.mlp.down_proj": None},
+    ),
+    "fp8 tensor": _fp8(Fp8(scalar=True)),
+    "fp8 tensor static": _fp8(
+        Fp8(scale="weight_scale_inv", scalar=True, more={"activation_scale": 1 / 64}),
+        activation_scheme="static",
+    ),
+    "fp8 tensor of AutoFP8": _fp8(
+        Fp8(more={"input_scale": 1 / 64}), activation_scheme="static", ignored_layers=["lm_head"]
+    ),
+    "w8a8 float": _compressed(
+        Fp8(outputs=1), {"strategy": "channel"}, {"strategy": "token", "dynamic": True}
+    ),
+    "w8a8 float static": _compressed(
+        Fp8(more={"input_scale": 1 / 64}),
+        {"strategy": "tensor"},
+        {"strategy": "tensor", "dynamic": False},
+    ),
+    "w8a8 float block": _compressed(
+        Fp8(outputs=24, inputs=40),
+        {"strategy": "block", "block_structure": [24, 40]},
+        {"strategy": "group", "group_size": 40, "dynamic": True},
+    ),
+    "w8a16 float group": _compressed(
+        Fp8(outputs=1, inputs=32), {"strategy": "group", "group_size": 32}
+    ),
+}
