@@ -19,7 +19,7 @@ from baton_engine.errors import ModelError, UnsupportedModel
 from baton_engine.layers.parameter import WeightSlots
 from baton_engine.layers.quantization.weight_format import format_of
 from tests.support.engines.changed_fields import REMOVED, VALUES, Field, Json, changed, others
-from tests.support.engines.quantized.quantized_models import LAYOUTS
+from tests.support.engines.quantized.quantized_models import ALL_LAYOUTS, LAYOUTS
 from tests.support.engines.tiny_models import make_tiny_model
 
 LAYERS = (
@@ -86,9 +86,9 @@ def use(config: QuantizationConfig) -> None:
             assert math.isfinite(scheme.bits_per_weight(64))
 
 
-@pytest.mark.parametrize("layout", LAYOUTS)
+@pytest.mark.parametrize("layout", ALL_LAYOUTS)
 def test_a_changed_field_is_read_or_named_in_the_error(layout: str) -> None:
-    config: Any = LAYOUTS[layout].config
+    config: Any = ALL_LAYOUTS[layout].config
     found = [
         f"{'.'.join(field)} {'removed' if new is REMOVED else repr(new)[:40]}: {wrong}"
         for field, value in fields_of(config)

@@ -17,6 +17,7 @@ CASES = [
     *((model, layout) for model in MODELS for layout in SOME),
     ("qwen2-moe-one-of-7", "gptq"),
     ("llama-gqa2-tied", "gptq act-order"),
+    ("gpt-oss", "mxfp4"),
 ]
 
 

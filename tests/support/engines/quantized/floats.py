@@ -1,6 +1,6 @@
-"""Weights of 8-bit floats, as several tools write them.
+"""Weights of 8-bit and 4-bit floats, as several tools write them.
 
-Shapes: O and I a linear's output and input size.
+Shapes: E experts; O and I a linear's output and input size, G groups of inputs of S.
 """
 
 from __future__ import annotations
@@ -43,6 +43,43 @@ class Fp8:
         tensors = {"weight": codes_OI, self.scale: scales}
         tensors |= {name: torch.tensor(value) for name, value in self.more.items()}
         return tensors, codes_OI.float() * wide_OI
+
+
+E2M1 = torch.tensor([0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0])
+E2M1 = torch.cat((E2M1, -E2M1))
+
+
+def e2m1_codes(x: torch.Tensor) -> torch.Tensor:
+    """The nearest codes, uint8."""
+    return (x[..., None] - E2M1).abs().argmin(-1).to(torch.uint8)
+
+
+def mxfp4(weight_EIO: torch.Tensor) -> tuple[Mapping[str, torch.Tensor], torch.Tensor]:
+    """All experts of a layer, as gpt-oss has them: with scales that are powers of 2."""
+    groups_EOGS = weight_EIO.transpose(1, 2).unflatten(2, (-1, 32))
+    exponents_EOG = (groups_EOGS.abs().amax(3) / 4).log2().floor()
+    wide = torch.exp2(exponents_EOG)[..., None]
+    codes_EOGS = e2m1_codes(groups_EOGS / wide)
+    tensors = {
+        "blocks": codes_EOGS[..., ::2] | codes_EOGS[..., 1::2] << 4,
+        "scales": (exponents_EOG + 127).to(torch.uint8),
+    }
+    dequantized = (E2M1[codes_EOGS.long()] * wide).flatten(2)
+    return tensors, dequantized.transpose(1, 2).contiguous()
+
+
+MXFP4 = Layout(
+    {
+        "quant_method": "mxfp4",
+        "modules_to_not_convert": [
+            *("model.layers.*.self_attn", "model.layers.*.mlp.router"),
+            *("model.embed_tokens", "lm_head"),
+        ],
+    },
+    mxfp4,
+    modules=(),
+    fused=mxfp4,
+)
 
 
 def _fp8(quantize: Fp8, **more: Any) -> Layout:
