@@ -10,7 +10,6 @@ is loaded as it is.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Collection, Mapping
 from pathlib import Path
 
@@ -85,8 +84,7 @@ def _check(entry: Entry, parameter: Parameter, path: Path) -> None:
     dtypes = STORED_DTYPES.get(parameter.dtype, WEIGHT_DTYPES)
     if entry.dtype not in dtypes:
         raise WeightsError(f"{where} has dtype {entry.dtype}; supported: {', '.join(dtypes)}")
-    one_number = math.prod(entry.shape) == math.prod(parameter.shape) == 1
-    if entry.shape != parameter.shape and not one_number:
+    if not parameter.fits(entry.shape):
         raise WeightsError(
             f"{where} has shape {list(entry.shape)}; the config asks for {list(parameter.shape)}"
         )

@@ -24,6 +24,7 @@ PROMPTS = [prompt_of(length, seed=seed) for length in (1, 17, 100) for seed in (
         ("qwen2-moe", "awq"),
         ("deepseek-v2-lite", "fp8 block"),
         ("gpt-oss", "mxfp4"),
+        ("llama-gqa1", "bitsandbytes nf4"),
     ],
 )
 def test_ids_equal_those_of_the_dequantized_model(model: str, layout: str) -> None:

@@ -17,6 +17,9 @@ if TYPE_CHECKING:
 LAYOUTS: Mapping[str, str] = {
     "awq gemm": "baton_engine.layers.quantization.awq:Awq",
     "compressed-tensors float-quantized": "baton_engine.layers.quantization.fp8:CompressedFp8",
+    "bitsandbytes int8": "baton_engine.layers.quantization.bitsandbytes:Int8",
+    "bitsandbytes nf4": "baton_engine.layers.quantization.bitsandbytes:Nf4",
+    "bitsandbytes nf4 double": "baton_engine.layers.quantization.bitsandbytes:Nf4Double",
     "fp8": "baton_engine.layers.quantization.fp8:Fp8",
     "gptq": "baton_engine.layers.quantization.gptq:Gptq",
     "gptq_v2": "baton_engine.layers.quantization.gptq:GptqV2",

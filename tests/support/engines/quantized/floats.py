@@ -56,7 +56,8 @@ def e2m1_codes(x: torch.Tensor) -> torch.Tensor:
 
 def mxfp4(weight_EIO: torch.Tensor) -> tuple[Mapping[str, torch.Tensor], torch.Tensor]:
     """All experts of a layer, as gpt-oss has them: with scales that are powers of 2."""
-    groups_EOGS = weight_EIO.transpose(1, 2).unflatten(2, (-1, 32))
+    experts, inputs, outputs = weight_EIO.shape
+    groups_EOGS = weight_EIO.transpose(1, 2).reshape(experts, outputs, inputs // 32, 32)
     exponents_EOG = (groups_EOGS.abs().amax(3) / 4).log2().floor()
     wide = torch.exp2(exponents_EOG)[..., None]
     codes_EOGS = e2m1_codes(groups_EOGS / wide)

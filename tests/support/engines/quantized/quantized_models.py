@@ -19,13 +19,14 @@ from pathlib import Path
 import torch
 from safetensors.torch import load_file, save_file
 
-from tests.support.engines.quantized import compressed_tensors, floats, integer_groups
+from tests.support.engines.quantized import bitsandbytes, compressed_tensors, floats, integer_groups
 from tests.support.engines.quantized.layout import Layout
 from tests.support.engines.tiny_models import CACHE, make_tiny_model
 
 RECIPE = 4  # increase it when this folder writes different files from the same layouts
 WEIGHTS = "model.safetensors"
 LAYOUTS: Mapping[str, Layout] = {
+    **bitsandbytes.LAYOUTS,
     **compressed_tensors.LAYOUTS,
     **floats.LAYOUTS,
     **integer_groups.LAYOUTS,
