@@ -150,6 +150,8 @@ def test_an_unknown_method_is_refused_with_those_that_are_supported(method: str 
         (with_changes("bitsandbytes nf4", load_in_8bit=True), "load_in_4bit .* true for one"),
         (with_changes("bitsandbytes nf4", bnb_4bit_quant_storage="bfloat16"), "supported: uint8"),
         (with_changes("bitsandbytes int8", llm_int8_has_fp16_weight=True), "fp16_weight True"),
+        (with_changes("modelopt fp8", quant_algo="INT4_AWQ"), "quant_algo 'INT4_AWQ' .* NVFP4"),
+        (with_changes("modelopt fp8", kv_cache_scheme={"num_bits": 8}), "kv_cache_scheme"),
         (with_changes("fp8 block", fmt="e5m2"), "fp8 with fmt 'e5m2' .* supported: e4m3"),
         (with_changes("fp8 block", activation_scheme="static"), "dynamic with weight_block_size"),
         (with_changes("fp8 block", weight_block_size=[128]), "weight_block_size .* two integers"),

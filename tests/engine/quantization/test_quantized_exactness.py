@@ -25,6 +25,7 @@ PROMPTS = [prompt_of(length, seed=seed) for length in (1, 17, 100) for seed in (
         ("deepseek-v2-lite", "fp8 block"),
         ("gpt-oss", "mxfp4"),
         ("llama-gqa1", "bitsandbytes nf4"),
+        ("llama-gqa4", "modelopt nvfp4"),
     ],
 )
 def test_ids_equal_those_of_the_dequantized_model(model: str, layout: str) -> None:

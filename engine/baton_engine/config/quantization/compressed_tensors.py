@@ -33,10 +33,13 @@ KNOWN: Mapping[tuple[str | None, str, int], Numbers] = {
     (PLAIN_INTEGERS, INTEGERS, 4): "int8",
     (PLAIN_INTEGERS, INTEGERS, 8): "int8",
     (PLAIN_FLOATS, FLOATS, 8): "fp8",
+    ("mxfp4-pack-quantized", FLOATS, 4): "fp4",
+    ("nvfp4-pack-quantized", FLOATS, 4): "fp4",
 }
 SUPPORTED = (
     "int weights of 4 or 8 bits in pack-quantized, int-quantized or naive-quantized, with or "
-    "without int8 activations; float weights of 8 bits in float-quantized or naive-quantized"
+    "without int8 activations; float weights of 8 bits in float-quantized or "
+    "naive-quantized, or of 4 bits in nvfp4-pack-quantized or mxfp4-pack-quantized"
 )
 # Numbers of weights -> the type of activations that go with them, and the numbers of these.
 ACTIVATIONS: Mapping[Numbers, tuple[str, Numbers]] = {
@@ -48,9 +51,8 @@ STRATEGIES: Mapping[Numbers, tuple[str, ...]] = {
     "int4": ("tensor", "channel", "group"),
     "int8": ("tensor", "channel", "group"),
     "fp8": ("tensor", "channel", "group", "block"),
+    "fp4": ("group", "tensor_group"),
 }
-# Strategies of weights whose inputs are not rounded, which would need scales of their groups.
-PLAIN_INPUTS = ("block",)
 # Keys that change the model, and the values that do not.
 HARMLESS: Mapping[str, tuple[Any, ...]] = {
     "kv_cache_scheme": (None,),
@@ -148,7 +150,8 @@ def _scheme(group: ConfigFields, values: Mapping[str, Any], layout: str | None) 
             "group of integers"
         )
     activations = None
-    if strategy not in PLAIN_INPUTS:
+    # Inputs by groups are not rounded, which the tools do with blocks and with 4 bits.
+    if strategy != "block" and numbers != "fp4":
         activations = _activations(inputs, numbers)
     return WeightScheme(
         layout=f"{METHOD} {layout}",

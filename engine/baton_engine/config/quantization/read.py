@@ -23,6 +23,7 @@ METHODS: Mapping[str, str] = {
     "fp8": "baton_engine.config.quantization.fp8:read",
     "gptq": "baton_engine.config.quantization.gptq:read",
     "intel/auto-round": "baton_engine.config.quantization.auto_round:read",
+    "modelopt": "baton_engine.config.quantization.modelopt:read",
     "mxfp4": "baton_engine.config.quantization.mxfp4:read",
 }
 

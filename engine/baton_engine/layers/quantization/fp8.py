@@ -54,8 +54,8 @@ class Fp8:
         return finish
 
 
-class CompressedFp8(Fp8):
-    """As compressed-tensors names the tensors."""
+class ScaledFp8(Fp8):
+    """As compressed-tensors and ModelOpt name the tensors."""
 
     scale_names = ("weight_scale",)
     input_scale_names = ("input_scale",)

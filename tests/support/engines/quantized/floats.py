@@ -12,7 +12,7 @@ from typing import Any
 import torch
 
 from tests.support.engines.quantized.compressed_tensors import config_of
-from tests.support.engines.quantized.layout import Layout
+from tests.support.engines.quantized.layout import Layout, Quantize
 
 MOST = 448.0
 
@@ -93,8 +93,77 @@ def _compressed(quantize: Fp8, weights: Mapping[str, Any], inputs: Any = None) -
     return Layout(config_of("float-quantized", {**floats, **weights}, activations), quantize)
 
 
+def nvfp4(codes_name: str, whole_name: str, *, divides: bool, more: str | None = None) -> Quantize:
+    """Groups of 16 inputs with a scale in 8 bits, and one number for the whole weight. `more` is
+    the name of a scale of inputs."""
+
+    def quantize(weight_OI: torch.Tensor) -> tuple[Mapping[str, torch.Tensor], torch.Tensor]:
+        groups_OGS = weight_OI.view(len(weight_OI), -1, 16)
+        whole = weight_OI.abs().max() / (MOST * 6)
+        scales_OG = (groups_OGS.abs().amax(2) / 6 / whole).to(torch.float8_e4m3fn)
+        wide = (scales_OG.float() * whole)[..., None]
+        codes = e2m1_codes(groups_OGS / wide)
+        tensors = {
+            codes_name: (codes[..., ::2] | codes[..., 1::2] << 4).flatten(1),
+            "weight_scale": scales_OG,
+            whole_name: (1 / whole).view(1) if divides else whole,
+        }
+        if more is not None:
+            tensors[more] = torch.tensor(1 / 64)
+        return tensors, (E2M1[codes.long()] * wide).flatten(1)
+
+    return quantize
+
+
+def mxfp4_packed(weight_OI: torch.Tensor) -> tuple[Mapping[str, torch.Tensor], torch.Tensor]:
+    tensors, [numbers_IO] = mxfp4(weight_OI.t()[None])
+    renamed = {
+        "weight_packed": tensors["blocks"][0].flatten(1),
+        "weight_scale": tensors["scales"][0],
+    }
+    return renamed, numbers_IO.t().contiguous()
+
+
+def _compressed_fp4(
+    kind: str, quantize: Quantize, strategy: str, group: int, inputs: bool
+) -> Layout:
+    numbers = {"type": "float", "num_bits": 4, "strategy": strategy, "group_size": group}
+    rounded = {**numbers, "dynamic": "local", "symmetric": True} if inputs else None
+    return Layout(config_of(f"{kind}-pack-quantized", numbers, rounded), quantize)
+
+
+def _modelopt(algorithm: str, quantize: Quantize) -> Layout:
+    return Layout(
+        {
+            "quant_method": "modelopt",
+            "quant_algo": algorithm,
+            "kv_cache_scheme": None,
+            "ignore": ["lm_head", "model.layers.0*", "*.v_proj"],
+            "producer": {"name": "modelopt", "version": "0.47.0"},
+        },
+        quantize,
+        others={"v_proj": None, **dict.fromkeys(FIRST_LAYER)},
+    )
+
+
+FIRST_LAYER = [f".0.self_attn.{part}_proj" for part in "qkvo"]
+FIRST_LAYER += [f".0.mlp.{part}_proj" for part in ("gate", "up", "down")]
 BLOCK = Fp8(outputs=24, inputs=40, scale="weight_scale_inv")
 LAYOUTS: Mapping[str, Layout] = {
+    "nvfp4": _compressed_fp4(
+        *("nvfp4", nvfp4("weight_packed", "weight_global_scale", divides=True)),
+        *("tensor_group", 16, False),
+    ),
+    "nvfp4 inputs": _compressed_fp4(
+        "nvfp4",
+        nvfp4("weight_packed", "weight_global_scale", divides=True, more="input_global_scale"),
+        *("tensor_group", 16, True),
+    ),
+    "mxfp4 packed": _compressed_fp4("mxfp4", mxfp4_packed, "group", 32, True),
+    "modelopt fp8": _modelopt("FP8", Fp8(scalar=True, more={"input_scale": 1 / 64})),
+    "modelopt nvfp4": _modelopt(
+        "NVFP4", nvfp4("weight", "weight_scale_2", divides=False, more="input_scale")
+    ),
     "fp8 block": _fp8(BLOCK, fmt="e4m3", weight_block_size=[24, 40]),
     "fp8 mixed": Layout(
         {

@@ -76,6 +76,27 @@ COMPRESSED: Mapping[str, list[tuple[str, Arguments, Arguments]]] = {
     "compressed-tensors w8a8 static": [
         ("Linear", {"num_bits": 8, "group_size": -1}, {"num_bits": 8, "strategy": "tensor"})
     ],
+    "compressed-tensors float static": [
+        (
+            "Linear",
+            {"num_bits": 8, "type": "float", "strategy": "tensor"},
+            {"num_bits": 8, "type": "float", "strategy": "tensor"},
+        )
+    ],
+    "compressed-tensors float channel": [
+        (
+            "Linear",
+            {"num_bits": 8, "type": "float", "strategy": "channel"},
+            {"num_bits": 8, "type": "float", "strategy": "token", "dynamic": True},
+        )
+    ],
+    "compressed-tensors nvfp4": [
+        (
+            "Linear",
+            {"num_bits": 4, "type": "float", "strategy": "tensor_group", "group_size": 16},
+            None,
+        )
+    ],
     "compressed-tensors w8a8 zeros": [
         (
             "Linear",
@@ -201,14 +222,18 @@ def _compressed(base: Path, folder: Path, case: list[tuple[str, Arguments, Argum
         if getattr(module, "quantization_scheme", None) is None:
             continue
         scheme, weight_OI = module.quantization_scheme, module.weight.data
-        size = {"group": scheme.weights.group_size, "tensor": weight_OI.numel()}.get(
+        group = scheme.weights.group_size
+        size = {"group": group, "tensor_group": group, "tensor": weight_OI.numel()}.get(
             scheme.weights.strategy, weight_OI.shape[1]
         )
+        whole = getattr(module, "weight_global_scale", None)
+        if whole is not None:
+            whole.data.fill_(float(6 * 448 / weight_OI.abs().max()))
         rows = weight_OI.view(-1, size)
-        scale, zero = parameters(rows.amin(1), rows.amax(1), scheme.weights)
+        scale, zero = parameters(rows.amin(1), rows.amax(1), scheme.weights, whole)
         module.weight_scale.data.copy_(scale.view(module.weight_scale.shape))
         if hasattr(module, "weight_zero_point"):
-            module.weight_zero_point.data.copy_(zero.round().view(module.weight_scale.shape))
+            module.weight_zero_point.data.copy_(zero.float().round().view(module.weight_scale.shape))
         if getattr(module, "input_scale", None) is not None:
             module.input_scale.data.fill_(1 / 32)
     compressor = import_module("compressed_tensors.compressors").ModelCompressor
