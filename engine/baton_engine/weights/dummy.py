@@ -17,6 +17,8 @@ SEED = 0
 # As in transformers' initialisation: activations stay finite through any number of layers.
 STD = 0.02
 NORM = "norm.weight"
+# Of scales that are powers of 2, plus 127.
+SMALL_EXPONENT = 120
 
 
 def dummy_digests(config: ModelConfig, device: str) -> list[TensorDigest]:
@@ -33,7 +35,9 @@ def fill_slots(slots: WeightSlots) -> None:
         place = parameter.place
         if parameter.optional:
             continue
-        if not place.is_floating_point():
+        if place.dtype == torch.uint8 and "scale" in name:
+            place.fill_(SMALL_EXPONENT)
+        elif not place.is_floating_point():
             place.random_(generator=noise)
         elif place.dtype == torch.float8_e4m3fn:
             place.copy_(torch.randn(place.shape, generator=noise, device=place.device))

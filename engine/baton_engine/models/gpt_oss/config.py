@@ -1,8 +1,4 @@
-"""gpt-oss' config.json. No torch.
-
-Only checkpoints with plain weights are read. The published ones have experts in MXFP4, which needs
-kernels of its own.
-"""
+"""gpt-oss' config.json. No torch."""
 
 from __future__ import annotations
 
@@ -81,6 +77,6 @@ DENSE = Dense(
 FAMILY = Family(
     read=read,
     model="baton_engine.models.gpt_oss.model:GptOss",
-    examples="gpt-oss with bfloat16 weights",
+    examples="gpt-oss, also with experts in MXFP4",
     windows="in every other layer",
 )
