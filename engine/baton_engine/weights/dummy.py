@@ -10,6 +10,7 @@ import torch
 
 from baton_engine.config.model_config import ModelConfig
 from baton_engine.layers.parameter import WeightSlots
+from baton_engine.layers.quantization.online import QuantizedParameter
 from baton_engine.memory.estimate import count_weights
 from baton_protocol.fingerprint import TensorDigest
 
@@ -31,7 +32,10 @@ def fill_slots(slots: WeightSlots) -> None:
     noise = torch.Generator(slots.device).manual_seed(SEED)
     for name, parameter in slots.parameters.items():
         place = parameter.place
-        if not place.is_floating_point():
+        if isinstance(parameter, QuantizedParameter):
+            plain = torch.empty(parameter.shape, dtype=slots.dtype, device=slots.device)
+            parameter.load(plain.normal_(0.0, STD, generator=noise))
+        elif not place.is_floating_point():
             place.random_(generator=noise)
         elif place.dtype == torch.float8_e4m3fn:
             place.copy_(torch.randn(place.shape, generator=noise, device=place.device))

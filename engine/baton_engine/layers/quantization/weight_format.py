@@ -21,6 +21,7 @@ LAYOUTS: Mapping[str, str] = {
     "compressed-tensors int-quantized": (
         "baton_engine.layers.quantization.compressed_tensors:IntQuantized"
     ),
+    "online": "baton_engine.layers.quantization.online:Online",
 }
 
 
