@@ -14,7 +14,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from baton_engine.config.families import read_config
+from baton_engine.config.families import quantized_online, read_config
 from baton_engine.errors import SettingsError
 from baton_engine.memory.demand import Measured, MemoryBudget, MemoryDemand
 from baton_engine.memory.estimate import (
@@ -93,6 +93,8 @@ def apply_advice(
     if flag == "--dtype":
         layout = msgspec.structs.replace(demand.layout, dtype=value)
         return replace(demand, layout=layout), room
+    if flag == "--quantization":
+        return replace(demand, config=quantized_online(demand.config, value)), room
     if flag == "--gpu-memory-utilization":
         assert 0 < float(value) <= 1
         return demand, replace(room, share=float(value))

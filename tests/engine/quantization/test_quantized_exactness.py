@@ -17,10 +17,12 @@ PROMPTS = [prompt_of(length, seed=seed) for length in (1, 17, 100) for seed in (
     [
         *(("llama-gqa4", layout) for layout in LAYOUTS),
         *((model, "w4a16 g32") for model in ("qwen3-gqa2", "mixtral", "deepseek-v2-lite")),
+        *((model, "online int4") for model in ("phi3-partial-window", "mixtral")),
+        ("deepseek-v2-lite", "online int8"),
     ],
 )
 def test_ids_equal_those_of_the_dequantized_model(model: str, layout: str) -> None:
     folders, tally = make_quantized(model, layout), Tally()
-    engine = small_engine(folders.folder)
+    engine = small_engine(folders.folder, quantization=LAYOUTS[layout].quantization)
     compare_all(folders.plain, PROMPTS, generate_ids(engine, PROMPTS), tally, "batch")
     tally.check()

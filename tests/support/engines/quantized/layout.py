@@ -8,6 +8,8 @@ from typing import Any
 
 import torch
 
+from baton_engine.config.quantization.online import Quantization
+
 # A weight [O, I] in float32 -> the checkpoint's tensors by the last part of their name, and the
 # weight that they stand for.
 Quantize = Callable[[torch.Tensor], tuple[Mapping[str, torch.Tensor], torch.Tensor]]
@@ -16,11 +18,12 @@ Quantize = Callable[[torch.Tensor], tuple[Mapping[str, torch.Tensor], torch.Tens
 @dataclass(frozen=True)
 class Layout:
     """`config` is the quantization_config. Layers whose names end with one of `modules` are
-    quantized."""
+    quantized. With `quantization`, the checkpoint is plain, and the engine quantizes it."""
 
     config: Mapping[str, Any]
     quantize: Quantize
     modules: tuple[str, ...] = ("_proj", "_with_mqa", ".w1", ".w2", ".w3")
+    quantization: Quantization = "none"
 
     def quantizes(self, module: str) -> bool:
         return module.endswith(self.modules)

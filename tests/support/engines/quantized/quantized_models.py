@@ -19,13 +19,13 @@ from pathlib import Path
 import torch
 from safetensors.torch import load_file, save_file
 
-from tests.support.engines.quantized import compressed_tensors
+from tests.support.engines.quantized import compressed_tensors, online
 from tests.support.engines.quantized.layout import Layout
 from tests.support.engines.tiny_models import CACHE, make_tiny_model
 
 RECIPE = 2  # increase it when this folder writes different files from the same layouts
 WEIGHTS = "model.safetensors"
-LAYOUTS: Mapping[str, Layout] = {**compressed_tensors.LAYOUTS}
+LAYOUTS: Mapping[str, Layout] = {**compressed_tensors.LAYOUTS, **online.LAYOUTS}
 
 
 @dataclass(frozen=True)
@@ -69,5 +69,6 @@ def _write(source: Path, draft: Path, layout: Layout) -> None:
         shutil.copytree(source, folder, ignore=shutil.ignore_patterns(".*", WEIGHTS))
         save_file({key: value.contiguous() for key, value in content.items()}, folder / WEIGHTS)
     config = json.loads((source / "config.json").read_text())
-    config["quantization_config"] = layout.config
+    if layout.config:
+        config["quantization_config"] = layout.config
     (draft / "quantized" / "config.json").write_text(json.dumps(config, indent=1))
