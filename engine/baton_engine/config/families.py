@@ -137,9 +137,7 @@ def quantized_online(config: ModelConfig, quantization: Quantization) -> ModelCo
         raise UnsupportedModel(f"--quantization {quantization}: {why}; use --quantization none")
     experts = config.experts
     transposed = experts is not None and experts.bias
-    return replace(
-        config, quantization=online_config(quantization, transposed_experts=transposed)
-    )
+    return replace(config, quantization=online_config(quantization, transposed_experts=transposed))
 
 
 def not_plain(config: ModelConfig) -> str:

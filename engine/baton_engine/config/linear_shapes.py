@@ -56,9 +56,7 @@ def attention_linears(config: ModelConfig, here: str, names: Names) -> Sequence[
     )
 
 
-def mlp_linears(
-    config: ModelConfig, layer: int, here: str, names: Names
-) -> Sequence[LinearShape]:
+def mlp_linears(config: ModelConfig, layer: int, here: str, names: Names) -> Sequence[LinearShape]:
     experts, hidden = config.experts, config.hidden_size
     if experts is None or not experts.layers[layer]:
         return _gated(f"{here}.mlp", names, config.intermediate_size, hidden)

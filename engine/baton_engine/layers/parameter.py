@@ -193,4 +193,4 @@ class WeightSlots:
 
 def as_dense(weight: Weight, dtype: torch.dtype) -> torch.Tensor:
     """The weight's numbers; those of a quantized weight in `dtype`."""
-    return dequantized(weight).to(dtype) if isinstance(weight, QuantizedWeight) else weight
+    return dequantized(weight, dtype) if isinstance(weight, QuantizedWeight) else weight

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from functools import partial
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 from baton_engine.config.config_json import ConfigFields
@@ -12,9 +12,9 @@ from baton_engine.config.dense import Dense
 from baton_engine.config.draft_layers import DRAFT_KEYS, draft_tensors
 from baton_engine.config.experts import ExpertsConfig
 from baton_engine.config.families import Family
-from baton_engine.config.mixture import EXPERT_KEYS, GROUP_KEYS, read_grouped_experts
 from baton_engine.config.layer_counts import DECODER
 from baton_engine.config.linear_shapes import Names, decoder_linears
+from baton_engine.config.mixture import EXPERT_KEYS, GROUP_KEYS, read_grouped_experts
 from baton_engine.config.model_config import ModelConfig, RopeConfig
 from baton_engine.config.rope import read_partial_rope
 

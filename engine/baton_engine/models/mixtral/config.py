@@ -10,9 +10,9 @@ from typing import Any
 from baton_engine.config.dense import Dense
 from baton_engine.config.experts import ExpertsConfig
 from baton_engine.config.families import Family
-from baton_engine.config.mixture import EXPERT_KEYS, all_layers, read_experts
 from baton_engine.config.layer_counts import DECODER
 from baton_engine.config.linear_shapes import Names, decoder_linears
+from baton_engine.config.mixture import EXPERT_KEYS, all_layers, read_experts
 from baton_engine.config.model_config import RopeConfig
 from baton_engine.config.rope import read_rope
 from baton_engine.config.windows import Windows
