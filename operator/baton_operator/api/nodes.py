@@ -34,7 +34,8 @@ class EngineSpec(Record, frozen=True, kw_only=True):
             Quantization,
             Meta(
                 description="Round the weights of a plain checkpoint while they are loaded:"
-                " --quantization. Default: none. Nodes with different values exchange no KV."
+                " --quantization int8, fp8 or int4, or none. Default: none. Nodes with different"
+                " values exchange no KV."
             ),
         ]
         | None

@@ -23,7 +23,7 @@ LAYOUT = "w4a16 g32"
 GROUP = 32
 MOST = 1.3  # times the file
 SCRIPT = """
-import re, sys
+import json, re, sys, tempfile
 from pathlib import Path
 from baton_engine.build import build_torch
 from baton_engine.config.engine_config import TorchSettings
@@ -32,13 +32,17 @@ def memory(name):
     return int(re.search(rf"{name}:\\s+(\\d+) kB", Path("/proc/self/status").read_text())[1]) << 10
 
 folder, quantization = Path(sys.argv[1]), sys.argv[2]
-settings = TorchSettings(
-    model=folder, dtype="bfloat16", quantization=quantization, threads=2, kv_blocks=64,
-    max_model_len=512,
-)
+settings = dict(dtype="bfloat16", threads=2, kv_blocks=64, max_model_len=512)
+# The code of libraries and kernels is there before.
+small = Path(tempfile.mkdtemp())
+config = json.loads((folder / "config.json").read_text())
+config |= dict(hidden_size=256, intermediate_size=512, num_hidden_layers=1, vocab_size=1000)
+config.pop("quantization_config", None)
+(small / "config.json").write_text(json.dumps(config))
+build_torch(TorchSettings(model=small, load_format="dummy", quantization="int4", **settings))
 before = memory("VmRSS")
 Path("/proc/self/clear_refs").write_text("5")
-engine = build_torch(settings)
+engine = build_torch(TorchSettings(model=folder, quantization=quantization, **settings))
 print(memory("VmHWM") - before)
 """
 
