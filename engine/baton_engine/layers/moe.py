@@ -16,6 +16,7 @@ from baton_engine.config.experts import ExpertsConfig
 from baton_engine.config.model_config import ModelConfig
 from baton_engine.config.quantization.online import LAYOUT as ONLINE
 from baton_engine.config.quantization.scheme import WeightScheme
+from baton_engine.errors import WeightsError
 from baton_engine.layers.decoder_layers import GatedMLP, Linear
 from baton_engine.layers.expert_routes import choose_experts, sigmoid
 from baton_engine.layers.experts import Experts, ExpertWeights, LoadedExperts, QuantizedExperts
@@ -104,7 +105,7 @@ class MoE:
                 SplitParameter.of(gate_up_parts, (count, 2 * size, hidden)),
                 SplitParameter.of(down_parts, (count, hidden, size)),
             )
-        return lambda: QuantizedExperts(_stacked(gate_ups), _stacked(downs))
+        return lambda: QuantizedExperts(_stacked(here, gate_ups), _stacked(here, downs))
 
     def _plain_names(self, each: Sequence[str]) -> tuple[list[str], list[str]]:
         """The plain tensors of experts with the names `each`: those of gate and up, and of down."""
@@ -158,8 +159,14 @@ class MoE:
         return out_TD.add_(shared_TD)
 
 
-def _stacked(experts: Sequence[LinearWeights]) -> QuantizedWeight:
-    """Raises WeightsError unless all experts are quantized in the same way."""
-    weights = [each.take() for each in experts]
-    quantized = [each for [each] in weights if isinstance(each, QuantizedWeight)]
-    return stacked(quantized)
+def _stacked(name: str, experts: Sequence[LinearWeights]) -> QuantizedWeight:
+    """Raises WeightsError unless all experts of the layer `name` are quantized in the same way."""
+    weights = [weight for each in experts for weight in each.take()]
+    quantized = [each for each in weights if isinstance(each, QuantizedWeight)]
+    one = stacked(quantized) if len(quantized) == len(experts) else None
+    if one is None:
+        raise WeightsError(
+            f"{name}.experts are not all quantized in the same way: one kind of numbers, one size "
+            "of groups and one order of inputs (desc_act false) are supported"
+        )
+    return one

@@ -32,6 +32,8 @@ def fill_slots(slots: WeightSlots) -> None:
     noise = torch.Generator(slots.device).manual_seed(SEED)
     for name, parameter in slots.parameters.items():
         place = parameter.place
+        if parameter.optional:
+            continue
         if isinstance(parameter, QuantizedParameter):
             plain = torch.empty(parameter.shape, dtype=slots.dtype, device=slots.device)
             parameter.load(plain.normal_(0.0, STD, generator=noise))
@@ -39,8 +41,6 @@ def fill_slots(slots: WeightSlots) -> None:
             place.random_(generator=noise)
         elif place.dtype == torch.float8_e4m3fn:
             place.copy_(torch.randn(place.shape, generator=noise, device=place.device))
-        elif parameter.optional:
-            continue
         elif "scale" in name:
             place.fill_(STD / 4)
         elif name.endswith(NORM):

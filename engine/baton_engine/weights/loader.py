@@ -2,9 +2,10 @@
 parameter.
 
 In: the folder and the parameters that a model declared. Out: loaded parameters, or a WeightsError
-that names the tensors that are missing, left over, or of the wrong shape or dtype. Rotary buffers
-and a tied model's copy of the embedding are optional. A tied head that differs from the embedding
-is an error. The numbers themselves are not checked: NaN or infinity is loaded as it is.
+that names the tensors that are missing, left over, or of the wrong shape or dtype. Rotary buffers,
+a tied model's copy of the embedding and zero biases of quantized layers are optional. A tied head
+that differs from the embedding is an error. The numbers themselves are not checked: NaN or infinity
+is loaded as it is.
 """
 
 from __future__ import annotations
@@ -31,6 +32,7 @@ from baton_engine.weights.safetensors_files import (
 
 HEAD_NAME = "lm_head.weight"
 EMBED_NAME = "model.embed_tokens.weight"
+BIAS = ".bias"
 NAMES_SHOWN = 5
 # A file is opened again after this many bytes.
 MAPPED_BYTES = 64 << 20
@@ -66,7 +68,11 @@ def load_weights(
     needed = {name for name, parameter in parameters.items() if not parameter.optional}
     missing = needed - owner.keys()
     _refuse(missing, f"{folder} lacks", _indexed(folder) if missing else {})
-    left_over = {name for name in owner.keys() - parameters.keys() if not ignorable(name, config)}
+    left_over = {
+        name
+        for name in owner.keys() - parameters.keys()
+        if not ignorable(name, config) and not _is_zero_bias(owner[name], name, config)
+    }
     _refuse(left_over, f"{folder} holds tensors that {config.architecture} has no use for:", {})
     for path in sorted(set(owner.values())):
         used = [entry for name, entry in entries.items() if owner[name] == path]
@@ -127,6 +133,14 @@ def _check_tie(owner: Mapping[str, Path], dtype: torch.dtype) -> None:
         raise WeightsError(
             f"{HEAD_NAME} differs from {EMBED_NAME} although tie_word_embeddings is true"
         )
+
+
+def _is_zero_bias(path: Path, name: str, config: ModelConfig) -> bool:
+    """The first versions of AutoGPTQ give a bias of zeros to each quantized layer."""
+    layer = name.removesuffix(BIAS)
+    if layer == name or config.quantization is None or not config.quantization.scheme_of(layer):
+        return False
+    return not _read(path, name).any()
 
 
 def _read(path: Path, name: str) -> torch.Tensor:

@@ -7,7 +7,7 @@ import re
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import msgspec
 import pytest
@@ -15,6 +15,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from baton_engine.config.families import quantized_online, read_config
+from baton_engine.config.quantization.online import Quantization
 from baton_engine.errors import SettingsError
 from baton_engine.memory.demand import Measured, MemoryBudget, MemoryDemand
 from baton_engine.memory.estimate import (
@@ -94,7 +95,9 @@ def apply_advice(
         layout = msgspec.structs.replace(demand.layout, dtype=value)
         return replace(demand, layout=layout), room
     if flag == "--quantization":
-        return replace(demand, config=quantized_online(demand.config, value)), room
+        return replace(
+            demand, config=quantized_online(demand.config, cast(Quantization, value))
+        ), room
     if flag == "--gpu-memory-utilization":
         assert 0 < float(value) <= 1
         return demand, replace(room, share=float(value))

@@ -27,6 +27,7 @@ from baton_engine.errors import ModelError, SettingsError
 from baton_engine.memory.demand import MemoryBudget
 from baton_engine.memory.fit_check import check_fit
 from baton_engine.memory.requirements import demand_of, layout_of
+from tests.support.engines.changed_fields import REMOVED, VALUES, Field, Json, changed, others
 from tests.support.engines.tiny_models import (
     EXPERT_MODELS,
     MORE_MODELS,
@@ -35,13 +36,6 @@ from tests.support.engines.tiny_models import (
 )
 
 SETTINGS = TorchSettings(model=Path())
-REMOVED = object()
-# Of each type of JSON, also those that only Python's parser accepts. The integer after 0 is the
-# largest that is read; with it a model has too many weights for any machine.
-VALUES: tuple[Any, ...] = (
-    *(REMOVED, None, True, False, -1, 0, 2**31 - 1, 10**12, 10**400, 0.5, -0.5, 1e-300, 1e308),
-    *(math.nan, math.inf, "", "other\nline", [], ["other"], [None], [1, 2], {}, {"other": 1}),
-)
 # The fields of a ModelConfig that transformers has under a name of its own.
 NAMES: Mapping[str, str] = {
     "vocab_size": "vocab_size",
@@ -52,28 +46,6 @@ NAMES: Mapping[str, str] = {
     "norm_eps": "rms_norm_eps",
     "tied": "tie_word_embeddings",
 }
-
-Json = dict[str, Any]
-Field = tuple[str, ...]
-
-
-def others(value: Any) -> tuple[Any, ...]:
-    """Other values of the same type, which may be valid, and a float for an integer."""
-    if isinstance(value, bool) or not isinstance(value, int | float):
-        return ()
-    return (2 * value, value + 1, float(value))
-
-
-def changed(config: Json, field: Field, value: Any) -> Json:
-    *path, last = field
-    copy = inner = {**config}
-    for key in path:
-        inner[key] = inner = {**inner[key]}
-    if value is REMOVED:
-        del inner[last]
-    else:
-        inner[last] = value
-    return copy
 
 
 def fields_of(config: Json) -> Iterator[tuple[Field, Any]]:

@@ -1,12 +1,18 @@
-"""The quantization_config of compressed-tensors, as llm-compressor writes it. No torch."""
+"""The quantization_config of compressed-tensors, as llm-compressor writes it. No torch.
+
+A group of layers has targets: names, regular expressions of the beginning of names, or classes of
+modules, in this order of precedence. Each layer's format is that of its group, or else that of the
+whole config.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import re
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 from baton_engine.config.config_json import ConfigFields, shown
-from baton_engine.config.quantization.patterns import ANY, name_patterns
+from baton_engine.config.quantization.patterns import ANY, REGEX, name_patterns
 from baton_engine.config.quantization.scheme import Numbers, QuantizationConfig, WeightScheme
 from baton_engine.errors import UnsupportedModel
 
@@ -14,69 +20,166 @@ METHOD = "compressed-tensors"
 FILE = "config.json, quantization_config"
 # Class of layers, in place of names.
 ALL_LINEARS = "Linear"
-# (type, num_bits) of weights -> their numbers and, by the name of the format, their layout.
 INTEGERS = "int"
+PACKED, PLAIN_INTEGERS = "pack-quantized", "int-quantized"
+# Other names of formats with the same tensors.
+SAME_FORMAT: Mapping[str | None, str] = {"naive-quantized": PLAIN_INTEGERS}
+# (format, type, num_bits) of weights -> their numbers in memory.
+KNOWN: Mapping[tuple[str | None, str, int], Numbers] = {
+    (PACKED, INTEGERS, 4): "int4",
+    (PACKED, INTEGERS, 8): "int8",
+    (PLAIN_INTEGERS, INTEGERS, 4): "int8",
+    (PLAIN_INTEGERS, INTEGERS, 8): "int8",
+}
 SUPPORTED = (
-    "int weights of 4 or 8 bits (pack-quantized), int weights of 8 bits with or without int8 "
-    "activations (int-quantized)"
+    "int weights of 4 or 8 bits in pack-quantized, int-quantized or naive-quantized, with or "
+    "without int8 activations"
 )
+# Keys that change the model, and the values that do not.
+HARMLESS: Mapping[str, tuple[Any, ...]] = {
+    "kv_cache_scheme": (None,),
+    "sparsity_config": (None, {}),
+    "moe_sparsity_config": (None, {}),
+    "transform_config": (None, {}),
+}
+# Values of quantization_status of files whose weights are quantized.
+STATUSES = ("compressed", "frozen")
+ORDERED = ("group", "dynamic")
+ORDERS = (*ORDERED, "weight", "static")
 
 
 def read(values: Mapping[str, Any]) -> QuantizationConfig:
     fields = ConfigFields(values, FILE)
-    schemes: list[tuple[str, WeightScheme]] = []
-    for name, group in fields.part("config_groups").items():
-        if not isinstance(group, dict):
-            raise fields.wrong("config_groups", {name: group}, "an object of objects")
-        group_fields = ConfigFields(group, f"{FILE}, {name}")
-        scheme = _scheme(group_fields, group_fields.text("format") or fields.text("format"))
-        targets = group_fields.texts("targets") or []
-        patterns = [ANY] if ALL_LINEARS in targets else name_patterns(targets, "targets")
-        schemes += [(pattern, scheme) for pattern in patterns]
-    if not schemes:
+    _check(fields, values)
+    targets = [
+        (target, scheme)
+        for name, group in fields.part("config_groups").items()
+        for target, scheme in _targets(fields, name, group)
+    ]
+    if not targets:
         raise fields.wrong("config_groups", values.get("config_groups"), "at least one group")
-    ignored = name_patterns(fields.texts("ignore") or [], "ignore")
-    # Named targets go before whole classes.
-    schemes.sort(key=lambda item: item[0] == ANY)
-    return QuantizationConfig(method=METHOD, schemes=tuple(schemes), ignored=ignored)
-
-
-def _scheme(group: ConfigFields, layout: str | None) -> WeightScheme:
-    weights, inputs = group.part("weights"), group.part("input_activations")
-    fields = ConfigFields(weights, f"{FILE}, weights")
-    kind, bits = fields.text("type") or INTEGERS, fields.integer("num_bits", 8, most=16)
-    known: Mapping[tuple[str | None, str, int], Numbers] = {
-        ("pack-quantized", INTEGERS, 4): "int4",
-        ("pack-quantized", INTEGERS, 8): "int8",
-        ("int-quantized", INTEGERS, 8): "int8",
-    }
-    numbers = known.get((layout, kind, bits))
-    if numbers is None:
-        raise UnsupportedModel(
-            f"quantization_config: {METHOD} with format {shown(layout)} and {kind} weights of "
-            f"{bits} bits is not supported; supported: {SUPPORTED}"
-        )
-    return WeightScheme(
-        layout=f"{METHOD} {layout}",
-        numbers=numbers,
-        outputs=None if fields.text("strategy") == "tensor" else 1,
-        inputs=_group_size(fields),
-        shifted=not fields.flag("symmetric", True),
-        ordered=fields.text("actorder") in ("group", "static") if "actorder" in weights else False,
-        activations=_activations(inputs),
-        static=bool(inputs) and not ConfigFields(inputs, FILE).flag("dynamic", False),
+    names = fields.texts("ignore") or []
+    ignored = name_patterns([name for name in names if name.startswith(REGEX)], "ignore")
+    named: dict[str, WeightScheme | None] = dict.fromkeys(
+        name for name in names if not name.startswith(REGEX)
+    )
+    expressions: list[tuple[str, WeightScheme]] = []
+    classes: list[tuple[str, WeightScheme]] = []
+    for target, scheme in targets:
+        if target == ALL_LINEARS:
+            classes.append((ANY, scheme))
+        elif target.startswith(REGEX):
+            expressions.append((target, scheme))
+        else:
+            is_ignored = any(re.fullmatch(pattern, target) for pattern in ignored)
+            named.setdefault(target, None if is_ignored else scheme)
+    # The tool tries them in this order, whatever their order in the file.
+    expressions.sort(key=lambda item: item[0])
+    patterns = name_patterns([target for target, _ in expressions], "targets")
+    schemes = zip(patterns, (scheme for _, scheme in expressions), strict=True)
+    return QuantizationConfig(
+        method=METHOD,
+        schemes=(*schemes, *classes),
+        ignored=ignored,
+        named=tuple(named.items()),
     )
 
 
-def _group_size(fields: ConfigFields) -> int | None:
-    """Inputs per scale; None if a scale is for all inputs of an output, or for a whole weight."""
-    strategy = fields.text("strategy") or "tensor"
+def _check(fields: ConfigFields, values: Mapping[str, Any]) -> None:
+    for key, harmless in HARMLESS.items():
+        value = values.get(key)
+        if value not in harmless and not (key == "sparsity_config" and _dense(value)):
+            raise UnsupportedModel(
+                f"quantization_config: {METHOD} with {key} {shown(value)} is not supported; "
+                "supported: null"
+            )
+    status = fields.text("quantization_status")
+    if status is not None and status not in STATUSES:
+        raise UnsupportedModel(
+            f"quantization_config: {METHOD} with quantization_status {shown(status)} is not "
+            f"supported; supported: {', '.join(STATUSES)}"
+        )
+
+
+def _dense(value: Any) -> bool:
+    return isinstance(value, dict) and value.get("format") == "dense"
+
+
+def _targets(fields: ConfigFields, name: str, group: Any) -> Iterator[tuple[str, WeightScheme]]:
+    if not isinstance(group, dict):
+        raise fields.wrong("config_groups", {name: group}, "an object of objects")
+    inner = ConfigFields(group, f"{FILE}, config_groups, {name}")
+    scheme = _scheme(inner, group, inner.text("format") or fields.text("format"))
+    for target in inner.texts("targets") or []:
+        yield target, scheme
+
+
+def _scheme(group: ConfigFields, values: Mapping[str, Any], layout: str | None) -> WeightScheme:
+    weights, inputs = group.part("weights"), group.part("input_activations")
+    if not weights:
+        raise group.wrong("weights", values.get("weights"), "an object")
+    if group.part("output_activations"):
+        raise UnsupportedModel(
+            f"quantization_config: {METHOD} with output_activations is not supported; supported: "
+            "null"
+        )
+    fields = ConfigFields(weights, f"{FILE}, weights")
+    kind, bits = fields.text("type") or INTEGERS, fields.integer("num_bits", 8, most=16)
+    layout = SAME_FORMAT.get(layout, layout)
+    numbers = KNOWN.get((layout, kind, bits))
+    if numbers is None:
+        raise UnsupportedModel(
+            f"quantization_config: {METHOD} with format {shown(layout)}, type {shown(kind)} and "
+            f"num_bits {bits} of weights is not supported; supported: {SUPPORTED}"
+        )
+    strategy, group_size = _strategy(fields, weights)
+    symmetric = fields.flag("symmetric", True)
+    if layout == PACKED and strategy == "tensor" and not symmetric:
+        raise UnsupportedModel(
+            f"quantization_config: {METHOD} with format {PACKED}, strategy tensor and symmetric "
+            "false is not supported; supported: strategy channel or group, or symmetric true"
+        )
+    activations = _activations(inputs)
+    return WeightScheme(
+        layout=f"{METHOD} {layout}",
+        numbers=numbers,
+        outputs=None if strategy == "tensor" else 1,
+        inputs=group_size,
+        shifted=not symmetric,
+        ordered=_ordered(fields, weights),
+        activations=activations,
+        static=activations is not None and not inputs.get("dynamic", False),
+    )
+
+
+def _strategy(fields: ConfigFields, weights: Mapping[str, Any]) -> tuple[str, int | None]:
+    """The strategy, and the inputs per scale; None if a scale is for all inputs of an output, or
+    for a whole weight. Without a strategy, the group size says which it is."""
+    size = None
+    if weights.get("group_size") is not None:
+        size = fields.integer("group_size", least=-1)
+    strategy = fields.text("strategy")
+    if strategy is None:
+        strategy = "tensor" if size is None else "channel" if size == -1 else "group"
     if strategy not in ("tensor", "channel", "group"):
         raise UnsupportedModel(
             f"quantization_config: strategy {shown(strategy)} is not supported; supported: tensor, "
             "channel, group"
         )
-    return fields.integer("group_size") if strategy == "group" else None
+    if strategy != "group":
+        return strategy, None
+    return strategy, fields.integer("group_size")
+
+
+def _ordered(fields: ConfigFields, weights: Mapping[str, Any]) -> bool:
+    """Whether inputs are in groups by an order of their own. With actorder "weight", only the tool
+    used the order."""
+    value = weights.get("actorder")
+    if value is None or isinstance(value, bool):
+        return bool(value)
+    if value not in ORDERS:
+        raise fields.wrong("actorder", value, f"one of {', '.join(ORDERS)}, or null")
+    return value in ORDERED
 
 
 def _activations(inputs: Mapping[str, Any]) -> Numbers | None:
@@ -84,9 +187,15 @@ def _activations(inputs: Mapping[str, Any]) -> Numbers | None:
         return None
     fields = ConfigFields(inputs, f"{FILE}, input_activations")
     kind, bits = fields.text("type") or INTEGERS, fields.integer("num_bits", 8, most=16)
-    if (kind, bits) != (INTEGERS, 8) or not fields.flag("symmetric", True):
+    dynamic = fields.flag("dynamic", False)
+    strategy = fields.text("strategy") or "tensor"
+    symmetric = fields.flag("symmetric", True)
+    found = (kind, bits, symmetric, strategy)
+    if found != (INTEGERS, 8, True, "token" if dynamic else "tensor"):
         raise UnsupportedModel(
-            f"quantization_config: {kind} activations of {bits} bits are not supported; supported: "
-            "symmetric int activations of 8 bits"
+            f"quantization_config: input_activations with type {shown(kind)}, num_bits {bits}, "
+            f"symmetric {str(symmetric).lower()}, strategy {shown(strategy)} and dynamic "
+            f"{str(dynamic).lower()} are not supported; supported: symmetric int of 8 bits, by "
+            "token with dynamic true, by tensor with dynamic false"
         )
     return "int8"

@@ -25,10 +25,25 @@ def part_patterns(names: Iterable[str]) -> tuple[str, ...]:
     return tuple(f"{ANY}{re.escape(name)}{ANY}" for name in names)
 
 
+def ending_patterns(names: Iterable[str]) -> tuple[str, ...]:
+    """Patterns of layers whose name ends with one of `names`."""
+    return tuple(f"{ANY}{re.escape(name)}" for name in names)
+
+
+def beginning_patterns(names: Iterable[str]) -> tuple[str, ...]:
+    """Patterns of layers whose name begins with one of `names`."""
+    return tuple(f"{re.escape(name)}{ANY}" for name in names)
+
+
 def _pattern(name: str, key: str) -> str:
     if not name.startswith(REGEX):
         return re.escape(name)
-    pattern = name.removeprefix(REGEX)
+    return regular_expression(name.removeprefix(REGEX), key)
+
+
+def regular_expression(pattern: str, key: str) -> str:
+    """The pattern of layers of which `pattern` matches the beginning of the name. `key` is the
+    pattern's key, for errors."""
     if len(pattern) > MOST_PATTERN:
         raise ModelError(
             f"config.json: {key} has a regular expression of {len(pattern)} characters; at most "
@@ -38,6 +53,6 @@ def _pattern(name: str, key: str) -> str:
         re.compile(pattern)
     except (re.error, OverflowError, RecursionError) as error:
         raise ModelError(
-            f"config.json: {key} {shown(name)} is no regular expression: {error}"
+            f"config.json: {key} {shown(pattern)} is no regular expression: {error}"
         ) from error
     return f"(?:{pattern}){ANY}"

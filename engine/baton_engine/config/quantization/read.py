@@ -16,7 +16,11 @@ from baton_engine.errors import UnsupportedModel
 KEY = "quantization_config"
 # quant_method -> the function that reads its quantization_config, "module:function".
 METHODS: Mapping[str, str] = {
+    "auto-round": "baton_engine.config.quantization.auto_round:read",
+    "awq": "baton_engine.config.quantization.awq:read",
     "compressed-tensors": "baton_engine.config.quantization.compressed_tensors:read",
+    "gptq": "baton_engine.config.quantization.gptq:read",
+    "intel/auto-round": "baton_engine.config.quantization.auto_round:read",
 }
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import lru_cache
 from typing import Literal
 
@@ -52,16 +52,25 @@ class WeightScheme:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class QuantizationConfig:
-    """The scheme of each linear layer of a model. A layer's name is that of its checkpoint tensors
-    without the last part. The first of `schemes` whose regular expression matches the whole name
-    applies, unless one of `ignored` matches. `method` is the name for users."""
+    """The scheme of each linear layer of a model; None where its weight is not quantized. A layer's
+    name is that of its checkpoint tensors without the last part. It may be among `named`. If it is
+    not, and no regular expression of `ignored` matches the whole name, the first of `schemes` that
+    matches applies. `method` is the name for users."""
 
     method: str
-    schemes: tuple[tuple[str, WeightScheme], ...]
+    schemes: tuple[tuple[str, WeightScheme | None], ...]
     ignored: tuple[str, ...] = ()
+    named: tuple[tuple[str, WeightScheme | None], ...] = ()
+    # Checkpoints may name thousands of layers.
+    _by_name: Mapping[str, WeightScheme | None] = field(init=False, repr=False, compare=False)
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "_by_name", dict(self.named))
 
     def scheme_of(self, name: str) -> WeightScheme | None:
         """The scheme of a layer; None if its weight is not quantized."""
+        if name in self._by_name:
+            return self._by_name[name]
         if any(_compiled(pattern).fullmatch(name) for pattern in self.ignored):
             return None
         matching = (each for pattern, each in self.schemes if _compiled(pattern).fullmatch(name))

@@ -16,13 +16,10 @@ import torch
 
 from baton_engine.config.quantization.scheme import BITS, WeightScheme
 from baton_engine.layers.parameter import WeightSlots
-from baton_engine.layers.quantization.quantized_weight import (
-    QuantizedWeight,
-    in_group_order,
-    unpacked_halves,
-)
+from baton_engine.layers.quantization.packed_words import group_of, unpacked, words_of
+from baton_engine.layers.quantization.quantized_weight import QuantizedWeight, in_group_order
 
-WORD_BITS = 32
+NO_GROUP = -1
 
 
 class PackQuantized:
@@ -33,20 +30,22 @@ class PackQuantized:
         self, slots: WeightSlots, name: str, outputs: int, inputs: int
     ) -> Callable[[], QuantizedWeight]:
         scheme, bits = self._scheme, BITS[self._scheme.numbers]
-        per_word = WORD_BITS // bits
-        group = scheme.inputs or inputs
+        group = group_of(scheme, inputs)
         groups = -(-inputs // group)
         words = slots.tensor(
-            f"{name}.weight_packed", outputs, -(-inputs // per_word), dtype=torch.int32
+            f"{name}.weight_packed", outputs, words_of(inputs, bits), dtype=torch.int32
         )
         slots.tensor(f"{name}.weight_shape", 2, dtype=torch.int64)
         scales = _scales(slots, name, scheme, outputs, groups)
         zeros = order = None
         if scheme.shifted:
-            rows = -(-outputs // per_word)
+            rows = words_of(outputs, bits)
             zeros = slots.tensor(f"{name}.weight_zero_point", rows, groups, dtype=torch.int32)
+        input_scale = _input_scale(slots, name, scheme)
         if scheme.ordered:
-            order = slots.tensor(f"{name}.weight_g_idx", inputs, dtype=torch.int32)
+            order = slots.tensor(
+                f"{name}.weight_g_idx", inputs, dtype=torch.int32, default=NO_GROUP
+            )
 
         def finish() -> QuantizedWeight:
             codes = words.view(torch.uint8)[:, : -(-inputs * bits // 8)].contiguous()
@@ -55,10 +54,16 @@ class PackQuantized:
             scales_OG = scales.float().expand(outputs, groups).contiguous()
             shifts = None
             if zeros is not None:
-                zeros_GO = unpacked(zeros.t().contiguous(), bits)[:, :outputs]
+                zeros_GO = unpacked(zeros.t(), bits)[:, :outputs]
                 shifts = -scales_OG * (zeros_GO.t().float() - (1 << (bits - 1)))
-            weight = QuantizedWeight(scheme.numbers, codes, scales_OG, group, inputs, shifts)
-            return weight if order is None else in_group_order(weight, order)
+            weight = QuantizedWeight(
+                *(scheme.numbers, codes, scales_OG, group, inputs, shifts),
+                activations=scheme.activations,
+                input_scale=_number(input_scale),
+            )
+            if order is None or bool((order == NO_GROUP).all()):
+                return weight
+            return in_group_order(weight, order, f"{name}.weight_g_idx")
 
         return finish
 
@@ -71,15 +76,17 @@ class IntQuantized:
         self, slots: WeightSlots, name: str, outputs: int, inputs: int
     ) -> Callable[[], QuantizedWeight]:
         scheme = self._scheme
-        group = scheme.inputs or inputs
+        group = group_of(scheme, inputs)
         groups = -(-inputs // group)
         codes = slots.tensor(f"{name}.weight", outputs, inputs, dtype=torch.int8)
         scales = _scales(slots, name, scheme, outputs, groups)
-        zeros = input_scale = None
+        zeros = None
         if scheme.shifted:
-            zeros = slots.tensor(f"{name}.weight_zero_point", *scales.shape, dtype=torch.int8)
-        if scheme.activations and scheme.static:
-            input_scale = slots.tensor(f"{name}.input_scale", 1)
+            # The first versions leave out zero points that are all 0.
+            zeros = slots.tensor(
+                f"{name}.weight_zero_point", *scales.shape, dtype=torch.int8, default=0
+            )
+        input_scale = _input_scale(slots, name, scheme)
 
         def finish() -> QuantizedWeight:
             scales_OG = scales.float().expand(outputs, groups).contiguous()
@@ -87,16 +94,10 @@ class IntQuantized:
                 *(scheme.numbers, codes, scales_OG, group, inputs),
                 shifts_OG=None if zeros is None else -scales_OG * zeros.float(),
                 activations=scheme.activations,
-                input_scale=None if input_scale is None else float(input_scale),
+                input_scale=_number(input_scale),
             )
 
         return finish
-
-
-def unpacked(words: torch.Tensor, bits: int) -> torch.Tensor:
-    """The codes of int32 [R, W] words, uint8 [R, W * 32 / bits], from the lowest bits on."""
-    octets = words.contiguous().view(torch.uint8)
-    return octets if bits == 8 else unpacked_halves(octets)
 
 
 def _scales(
@@ -105,3 +106,13 @@ def _scales(
     """Of the checkpoint's dtype at most, so float32 keeps them."""
     shape = (1,) if scheme.outputs is None else (outputs, groups)
     return slots.tensor(f"{name}.weight_scale", *shape, dtype=torch.float32)
+
+
+def _input_scale(slots: WeightSlots, name: str, scheme: WeightScheme) -> torch.Tensor | None:
+    if scheme.activations is None or not scheme.static:
+        return None
+    return slots.tensor(f"{name}.input_scale", 1, dtype=torch.float32)
+
+
+def _number(scale: torch.Tensor | None) -> float | None:
+    return None if scale is None else float(scale)

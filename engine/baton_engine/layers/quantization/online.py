@@ -57,7 +57,7 @@ class SplitParameter(Parameter):
 
     def load(self, tensor: torch.Tensor) -> None:
         rows = tensor.reshape(-1, tensor.shape[-1])
-        pieces = rows.split([part.shape[0] for part in self.parts])
+        pieces = torch.split(rows, [part.shape[0] for part in self.parts])
         for part, piece in zip(self.parts, pieces, strict=True):
             part.load(piece)
 

@@ -95,7 +95,7 @@ def joined(weights: Sequence[QuantizedWeight]) -> QuantizedWeight | None:
     if len(weights) == 1:
         return first
     alike = {(each.kind, each.inputs, each.input_scale) for each in weights}
-    if len(alike) > 1 or first.order_I is not None:
+    if len(alike) > 1 or not all(_same_order(first, each) for each in weights):
         return None
     codes = torch.cat([each.codes_OJ.view(torch.uint8) for each in weights], -2)
     return replace(
@@ -110,15 +110,22 @@ def joined(weights: Sequence[QuantizedWeight]) -> QuantizedWeight | None:
     )
 
 
-def in_group_order(weight: QuantizedWeight, group_of_I: torch.Tensor) -> QuantizedWeight:
-    """The weight with its inputs in the order of their groups, by the group of each input. Raises
-    WeightsError unless each group has `group` inputs."""
+def _same_order(one: QuantizedWeight, other: QuantizedWeight) -> bool:
+    """Of two weights of the same kind. Projections of the same input often have the same order."""
+    if one.order_I is None or other.order_I is None:
+        return True
+    return torch.equal(one.order_I, other.order_I)
+
+
+def in_group_order(weight: QuantizedWeight, group_of_I: torch.Tensor, name: str) -> QuantizedWeight:
+    """The weight with its inputs in the order of their groups, by the group of each input, which
+    the tensor `name` has. Raises WeightsError unless each group has `group` inputs."""
     order_I = group_of_I.long().argsort(stable=True)
     places_I = torch.arange(weight.inputs, device=order_I.device)
     if not torch.equal(group_of_I.long()[order_I], places_I // weight.group):
         raise WeightsError(
-            f"a quantized weight says of its {weight.inputs} inputs to which group they belong, "
-            f"and not all groups have {weight.group}"
+            f"{name} says to which group each of {weight.inputs} inputs belongs, and not all "
+            f"groups have {weight.group} of them"
         )
     if torch.equal(order_I, places_I):
         return weight
@@ -142,11 +149,11 @@ def packed_halves(codes_OI: torch.Tensor) -> torch.Tensor:
     return codes_OI[..., ::2] | codes_OI[..., 1::2] << 4
 
 
-def stacked(weights: Sequence[QuantizedWeight]) -> QuantizedWeight:
-    """The weights of all experts, [E, O, I]. Raises WeightsError if they are of different kinds."""
+def stacked(weights: Sequence[QuantizedWeight]) -> QuantizedWeight | None:
+    """The weights of all experts, [E, O, I]; None if they differ in more than their numbers."""
     rows = joined(weights)
     if rows is None:
-        raise WeightsError("the weights of a layer's experts are quantized in different ways")
+        return None
 
     def by_expert(rows_OX: torch.Tensor) -> torch.Tensor:
         return rows_OX.view(len(weights), -1, rows_OX.shape[1])
@@ -191,22 +198,31 @@ def _some_rows(weight: QuantizedWeight, rows: slice) -> torch.Tensor:
 
 def rounded_inputs(x_TI: torch.Tensor, weight: QuantizedWeight) -> torch.Tensor:
     """x as float32, rounded as the weight's `activations` ask."""
-    wide_TI = x_TI.float()
     if weight.activations is None:
-        return wide_TI
-    if weight.activations == "int8":
+        return x_TI.float()
+    codes_TI, scale_T1 = input_codes(x_TI, weight.activations, weight.input_scale)
+    return codes_TI * scale_T1
+
+
+def input_codes(
+    x_TI: torch.Tensor, activations: Numbers, input_scale: float | None
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """The numbers to which x is rounded, before they are scaled, and the scale [T, 1] of each row,
+    both float32."""
+    wide_TI = x_TI.float()
+    if activations == "int8":
         largest, least, most = 127.0, -128.0, 127.0
     else:
         largest, least, most = 448.0, -448.0, 448.0
-    if weight.input_scale is not None:
-        scale = torch.full_like(wide_TI[:, :1], weight.input_scale)
+    if input_scale is not None:
+        scale = torch.full_like(wide_TI[:, :1], input_scale)
     else:
         scale = wide_TI.abs().amax(1, keepdim=True).div_(largest)
         scale = torch.where(scale == 0, torch.ones_like(scale), scale)
     codes_TI = (wide_TI / scale).clamp(least, most)
-    if weight.activations == "int8":
-        return codes_TI.round() * scale
-    return codes_TI.to(torch.float8_e4m3fn).float() * scale
+    if activations == "int8":
+        return codes_TI.round(), scale
+    return codes_TI.to(torch.float8_e4m3fn).float(), scale
 
 
 def quantized_twin(

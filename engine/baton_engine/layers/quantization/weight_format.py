@@ -15,6 +15,9 @@ if TYPE_CHECKING:
 
 # WeightScheme.layout -> the WeightFormat, a class that a scheme makes, "module:class".
 LAYOUTS: Mapping[str, str] = {
+    "awq gemm": "baton_engine.layers.quantization.awq:Awq",
+    "gptq": "baton_engine.layers.quantization.gptq:Gptq",
+    "gptq_v2": "baton_engine.layers.quantization.gptq:GptqV2",
     "compressed-tensors pack-quantized": (
         "baton_engine.layers.quantization.compressed_tensors:PackQuantized"
     ),

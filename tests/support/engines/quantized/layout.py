@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -18,12 +18,17 @@ Quantize = Callable[[torch.Tensor], tuple[Mapping[str, torch.Tensor], torch.Tens
 @dataclass(frozen=True)
 class Layout:
     """`config` is the quantization_config. Layers whose names end with one of `modules` are
-    quantized. With `quantization`, the checkpoint is plain, and the engine quantizes it."""
+    quantized; those whose names end with a key of `others` in another way, or not if it is None.
+    With `quantization`, the checkpoint is plain, and the engine quantizes it."""
 
     config: Mapping[str, Any]
     quantize: Quantize
     modules: tuple[str, ...] = ("_proj", "_with_mqa", ".w1", ".w2", ".w3")
+    others: Mapping[str, Quantize | None] = field(default_factory=dict)
     quantization: Quantization = "none"
 
-    def quantizes(self, module: str) -> bool:
-        return module.endswith(self.modules)
+    def quantize_of(self, module: str) -> Quantize | None:
+        for ending, quantize in self.others.items():
+            if module.endswith(ending):
+                return quantize
+        return self.quantize if module.endswith(self.modules) else None

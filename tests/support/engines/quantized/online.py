@@ -12,14 +12,22 @@ import torch
 from baton_engine.config.quantization.online import INT4_GROUP, Quantization
 from tests.support.engines.quantized.layout import Layout, Quantize
 
-MODULES = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj")
+MODULES: tuple[str, ...] = (
+    "q_proj",
+    "k_proj",
+    "v_proj",
+    "o_proj",
+    "gate_proj",
+    "up_proj",
+    "down_proj",
+)
 MODULES += ("qkv_proj", "q_a_proj", "q_b_proj", "_with_mqa", ".w1", ".w2", ".w3")
 
 
 def rounded(weight_OI: torch.Tensor, quantization: Quantization) -> torch.Tensor:
     """The float32 numbers [O, I] that the quantized weight stands for."""
     if quantization == "int4":
-        parts = weight_OI.float().split(INT4_GROUP, 1)
+        parts = torch.split(weight_OI.float(), INT4_GROUP, 1)
         return torch.cat([_four_bits(part_OS) for part_OS in parts], 1)
     largest = weight_OI.float().abs().amax(1, keepdim=True)
     if quantization == "int8":
@@ -42,7 +50,7 @@ def _layout(quantization: Quantization) -> Layout:
         return {"weight": weight_OI}, rounded(weight_OI, quantization)
 
     quantizer: Quantize = quantize
-    return Layout({}, quantizer, MODULES, quantization)
+    return Layout({}, quantizer, MODULES, quantization=quantization)
 
 
 LAYOUTS: Mapping[str, Layout] = {

@@ -19,13 +19,17 @@ from pathlib import Path
 import torch
 from safetensors.torch import load_file, save_file
 
-from tests.support.engines.quantized import compressed_tensors, online
+from tests.support.engines.quantized import compressed_tensors, integer_groups, online
 from tests.support.engines.quantized.layout import Layout
 from tests.support.engines.tiny_models import CACHE, make_tiny_model
 
-RECIPE = 2  # increase it when this folder writes different files from the same layouts
+RECIPE = 4  # increase it when this folder writes different files from the same layouts
 WEIGHTS = "model.safetensors"
-LAYOUTS: Mapping[str, Layout] = {**compressed_tensors.LAYOUTS, **online.LAYOUTS}
+LAYOUTS: Mapping[str, Layout] = {
+    **compressed_tensors.LAYOUTS,
+    **integer_groups.LAYOUTS,
+    **online.LAYOUTS,
+}
 
 
 @dataclass(frozen=True)
@@ -59,8 +63,9 @@ def _write(source: Path, draft: Path, layout: Layout) -> None:
     plain: dict[str, torch.Tensor] = {}
     for name, tensor in tensors.items():
         module, _, part = name.rpartition(".")
-        if part == "weight" and layout.quantizes(module):
-            parts, plain[name] = layout.quantize(tensor.float())
+        quantize = layout.quantize_of(module) if part == "weight" else None
+        if quantize is not None:
+            parts, plain[name] = quantize(tensor.float())
             quantized |= {f"{module}.{suffix}": each for suffix, each in parts.items()}
         else:
             quantized[name] = plain[name] = tensor
