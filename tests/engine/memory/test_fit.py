@@ -95,9 +95,8 @@ def apply_advice(
         layout = msgspec.structs.replace(demand.layout, dtype=value)
         return replace(demand, layout=layout), room
     if flag == "--quantization":
-        return replace(
-            demand, config=quantized_online(demand.config, cast(Quantization, value))
-        ), room
+        config = quantized_online(demand.config, cast(Quantization, value))
+        return replace(demand, config=config), room
     if flag == "--gpu-memory-utilization":
         assert 0 < float(value) <= 1
         return demand, replace(room, share=float(value))

@@ -31,7 +31,9 @@ CHOICES: Sequence[Quantization] = ("fp8", "int8", "int4")
 
 
 def quantized(plain_OI: torch.Tensor, quantization: Quantization) -> QuantizedWeight:
-    weight = empty_weight(SCHEMES[quantization], *plain_OI.shape, torch.device("cpu"))
+    weight = empty_weight(
+        SCHEMES[quantization], len(plain_OI), plain_OI.shape[1], torch.device("cpu")
+    )
     quantize_into(weight, plain_OI)
     return weight
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from tests.support.engines.exactness import Tally, compare_all
-from tests.support.engines.quantized.quantized_models import make_quantized
+from tests.support.engines.quantized.quantized_models import LAYOUTS, make_quantized
 from tests.support.engines.tiny_models import prompt_of
 from tests.support.engines.torch_engines import generate_ids, small_engine
 

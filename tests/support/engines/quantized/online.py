@@ -12,16 +12,10 @@ import torch
 from baton_engine.config.quantization.online import INT4_GROUP, Quantization
 from tests.support.engines.quantized.layout import Layout, Quantize
 
-MODULES: tuple[str, ...] = (
-    "q_proj",
-    "k_proj",
-    "v_proj",
-    "o_proj",
-    "gate_proj",
-    "up_proj",
-    "down_proj",
+MODULES = (
+    *("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"),
+    *("qkv_proj", "q_a_proj", "q_b_proj", "_with_mqa", ".w1", ".w2", ".w3"),
 )
-MODULES += ("qkv_proj", "q_a_proj", "q_b_proj", "_with_mqa", ".w1", ".w2", ".w3")
 
 
 def rounded(weight_OI: torch.Tensor, quantization: Quantization) -> torch.Tensor:
