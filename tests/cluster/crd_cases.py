@@ -155,6 +155,12 @@ BAD: tuple[Bad, ...] = (
     Bad("an unknown engine", engine(kind="vllm"), "spec.engine.kind", '"sim", "torch"'),
     Bad("an unsupported dtype", engine(dtype="fp8"), "spec.engine.dtype", '"auto", "bfloat16"'),
     Bad(
+        "an unsupported quantization",
+        engine(quantization="int2"),
+        "spec.engine.quantization",
+        '"fp8", "int4"',
+    ),
+    Bad(
         "a text for batch invariance",
         engine(batchInvariant="on"),
         "spec.engine.batchInvariant",

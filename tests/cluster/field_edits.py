@@ -147,6 +147,12 @@ EDITS = (
     ),
     Edit("engine.dtype", {"engine": {"kind": "sim", "dtype": "float32"}}, NODES, "=float32"),
     Edit(
+        "engine.quantization",
+        {"engine": {"kind": "sim", "quantization": "int8"}},
+        NODES,
+        "--quantization=int8",
+    ),
+    Edit(
         "engine.batchInvariant",
         {"engine": {"kind": "sim", "batchInvariant": True}},
         NODES,

@@ -17,6 +17,7 @@ from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Annotated, Any, ClassVar, Literal, Self
 
+from baton_engine.config.quantization.online import Quantization
 from baton_engine.errors import SettingsError
 from baton_protocol.errors import exact
 from baton_protocol.options import ByteSize, option, option_of
@@ -45,6 +46,12 @@ class EngineConfig:
         "auto",
         "auto: the checkpoint's, float32 for float16; of `baton up`: bfloat16 if the device"
         " computes in it and the checkpoint is not float32",
+    )
+    quantization: Quantization = option(
+        "none",
+        "round the weights of a plain checkpoint while they are loaded: int8 and fp8 with a scale"
+        " per output, int4 with a scale and a minimum per 32 inputs; the head, routers and"
+        " embeddings stay plain",
     )
     device: Device = option("cpu", "device of the engine; cuda: the first GPU")
     gpu_memory_utilization: float = option(

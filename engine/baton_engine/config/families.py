@@ -26,6 +26,7 @@ from baton_engine.config.config_json import (
 from baton_engine.config.engine_config import ModelImpl
 from baton_engine.config.layer_counts import DECODER, LayerCounts
 from baton_engine.config.model_config import ModelConfig
+from baton_engine.config.quantization.online import Quantization, online_config
 from baton_engine.config.quantization.read import KEY as QUANTIZATION
 from baton_engine.config.quantization.read import read_quantization
 from baton_engine.errors import ModelError, UnsupportedModel
@@ -105,15 +106,18 @@ def find_family(architecture: str) -> Family | None:
     return family
 
 
-def read_config(folder: Path, impl: ModelImpl = "auto") -> ModelConfig:
-    """Read the config of a model folder. `impl` is the value of --model-impl. Raises ModelError if
-    the folder or its config.json is missing or invalid, and UnsupportedModel for an unsupported
-    architecture or value."""
+def read_config(
+    folder: Path, impl: ModelImpl = "auto", quantization: Quantization = "none"
+) -> ModelConfig:
+    """Read the config of a model folder. `impl` is the value of --model-impl, and `quantization`
+    that of --quantization. Raises ModelError if the folder or its config.json is missing or
+    invalid, and UnsupportedModel for an unsupported architecture or value."""
     if not folder.is_dir():
         raise ModelError(f"model folder {folder} does not exist; give a Hugging Face folder")
     if not (folder / CONFIG).is_file():
         raise ModelError(f"model folder {folder} has no config.json; give a Hugging Face folder")
-    return config_of(read_json(folder / CONFIG), read_json(folder / GENERATION), impl)
+    config = config_of(read_json(folder / CONFIG), read_json(folder / GENERATION), impl)
+    return quantized_online(config, quantization)
 
 
 def config_of(values: Json, generation: Json, impl: ModelImpl = "auto") -> ModelConfig:
@@ -129,6 +133,27 @@ def config_of(values: Json, generation: Json, impl: ModelImpl = "auto") -> Model
     if config.head_dim % 2:
         raise UnsupportedModel(f"head_dim {config.head_dim} is odd; rope needs an even one")
     return config.limited_to(None)
+
+
+def quantized_online(config: ModelConfig, quantization: Quantization) -> ModelConfig:
+    """The config with the value of --quantization. Raises UnsupportedModel for a model whose
+    weights cannot be quantized while they are loaded."""
+    if quantization == "none":
+        return config
+    if why := not_plain(config):
+        raise UnsupportedModel(f"--quantization {quantization}: {why}; use --quantization none")
+    experts = config.experts
+    transposed = experts is not None and experts.bias
+    return replace(config, quantization=online_config(quantization, transposed_experts=transposed))
+
+
+def not_plain(config: ModelConfig) -> str:
+    """Why --quantization does not apply to a model; empty if it does."""
+    if config.bridge is not None:
+        return f"{config.architecture} is computed by transformers' code, with plain weights"
+    if config.quantization is not None:
+        return f"the checkpoint's weights are quantized already, by {config.quantization.method}"
+    return ""
 
 
 def _read(family: Family, values: Json, generation: Json) -> ModelConfig:

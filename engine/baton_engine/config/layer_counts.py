@@ -13,6 +13,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
+from baton_engine.config.linear_shapes import LinearShape, decoder_linears
 from baton_engine.config.model_config import ModelConfig
 
 
@@ -28,10 +29,12 @@ class LayerCounts:
     """`weights` gives the number of weights of a layer, by its index. `step` gives what a step
     holds in it beside the residual stream, the delta added to it and its norm, which are always
     there: one entry for each part of the layer, of which one is computed at a time. Its last
-    argument is the name of the kernels, "torch" or "triton"."""
+    argument is the name of the kernels, "torch" or "triton". `linears` gives the linear layers that
+    may be quantized."""
 
     weights: Callable[[ModelConfig, int], int]
     step: Callable[[ModelConfig, int, str], Sequence[TokenNumbers]]
+    linears: Callable[[ModelConfig, int], Sequence[LinearShape]] = decoder_linears
 
 
 def decoder_weights(config: ModelConfig, layer: int) -> int:

@@ -14,12 +14,15 @@ import torch
 
 from baton_engine.config.experts import ExpertsConfig
 from baton_engine.config.model_config import ModelConfig
+from baton_engine.config.quantization.online import LAYOUT as ONLINE
+from baton_engine.config.quantization.scheme import WeightScheme
 from baton_engine.errors import WeightsError
 from baton_engine.layers.decoder_layers import GatedMLP, Linear
 from baton_engine.layers.expert_routes import choose_experts, sigmoid
 from baton_engine.layers.experts import Experts, ExpertWeights, LoadedExperts, QuantizedExperts
 from baton_engine.layers.linear_weights import LinearWeights
-from baton_engine.layers.parameter import WeightSlots
+from baton_engine.layers.parameter import Parameter, WeightSlots
+from baton_engine.layers.quantization.online import SplitParameter
 from baton_engine.layers.quantization.quantized_weight import QuantizedWeight, stacked
 
 
@@ -59,8 +62,9 @@ class MoE:
     def _declare_experts(
         self, slots: WeightSlots, name: str, here: str, hidden: int, experts: ExpertsConfig
     ) -> None:
-        if slots.scheme_of(f"{here}.experts.0.{self.expert_parts[0]}") is not None:
-            quantized = self._quantized_experts(slots, here, hidden, experts)
+        scheme = slots.scheme_of(f"{here}.experts.0.{self.expert_parts[0]}")
+        if scheme is not None:
+            quantized = self._quantized_experts(slots, name, here, hidden, experts, scheme)
             slots.when_filled(lambda: self._pack(quantized()))
             return
         weights = self.make_experts(slots, name, here, hidden, experts)
@@ -70,7 +74,13 @@ class MoE:
         self._weights: Experts = self._ops.pack_experts(weights)
 
     def _quantized_experts(
-        self, slots: WeightSlots, here: str, hidden: int, experts: ExpertsConfig
+        self,
+        slots: WeightSlots,
+        name: str,
+        here: str,
+        hidden: int,
+        experts: ExpertsConfig,
+        scheme: WeightScheme,
     ) -> Callable[[], LoadedExperts]:
         """Experts of which each has quantized tensors of its own."""
         gate, up, down = self.expert_parts
@@ -83,7 +93,25 @@ class MoE:
         downs = [
             LinearWeights(slots, [f"{expert}.{down}"], [hidden], experts.size) for expert in each
         ]
+        if scheme.layout == ONLINE:
+            gate_up_names, down_names = self._plain_names(each)
+            gate_up_parts, down_parts = (
+                [slots.parameters[weight] for weight in names]
+                for names in (gate_up_names, down_names)
+            )
+            count, size = experts.num_experts, experts.size
+            self._also_fused(
+                *(slots, name, here, [*gate_up_names, *down_names]),
+                SplitParameter.of(gate_up_parts, (count, 2 * size, hidden)),
+                SplitParameter.of(down_parts, (count, hidden, size)),
+            )
         return lambda: QuantizedExperts(_stacked(here, gate_ups), _stacked(here, downs))
+
+    def _plain_names(self, each: Sequence[str]) -> tuple[list[str], list[str]]:
+        """The plain tensors of experts with the names `each`: those of gate and up, and of down."""
+        gate, up, down = self.expert_parts
+        gate_ups = [f"{expert}.{part}.weight" for expert in each for part in (gate, up)]
+        return gate_ups, [f"{expert}.{down}.weight" for expert in each]
 
     def rename(self, name: str) -> str:
         """The module's name in checkpoints, if it is not `name`."""
@@ -93,25 +121,31 @@ class MoE:
         self, slots: WeightSlots, name: str, here: str, hidden: int, experts: ExpertsConfig
     ) -> ExpertWeights:
         count, size = experts.num_experts, experts.size
-        gate, up, down = self.expert_parts
-        each = [f"{here}.experts.{expert}" for expert in range(count)]
-        gate_ups = [f"{expert}.{part}.weight" for expert in each for part in (gate, up)]
-        downs = [f"{expert}.{down}.weight" for expert in each]
+        gate_ups, downs = self._plain_names([f"{here}.experts.{each}" for each in range(count)])
         gate_up_EGD = slots.stacked(gate_ups, [size] * len(gate_ups), hidden)
         down_EDF = slots.stacked(downs, [hidden] * count, size)
         gate_up_EGD = gate_up_EGD.view(count, 2 * size, hidden)
         down_EDF = down_EDF.view(count, hidden, size)
-        # transformers may save all experts as two tensors, with its own name of the module.
-        fused = {
-            f"{name}.experts.gate_up_proj": gate_up_EGD,
-            f"{name}.experts.down_proj": down_EDF,
-        }
+        fused = Parameter(gate_up_EGD), Parameter(down_EDF)
+        self._also_fused(slots, name, here, [*gate_ups, *downs], *fused)
+        return ExpertWeights(gate_up_EGD, down_EDF)
+
+    def _also_fused(
+        self,
+        slots: WeightSlots,
+        name: str,
+        here: str,
+        names: Sequence[str],
+        gate_up: Parameter,
+        down: Parameter,
+    ) -> None:
+        """transformers may save all experts as two tensors, with its own name of the module."""
+        fused = {f"{name}.experts.gate_up_proj": gate_up, f"{name}.experts.down_proj": down}
         if here != name:
             router = f"{here}.gate.weight"
-            gate_ups.append(router)
-            fused[f"{name}.gate.weight"] = slots.parameters[router].place
-        slots.also_spelled([*gate_ups, *downs], fused)
-        return ExpertWeights(gate_up_EGD, down_EDF)
+            names = [*names, router]
+            fused[f"{name}.gate.weight"] = slots.parameters[router]
+        slots.also_spelled(names, fused)
 
     def __call__(self, x_TD: torch.Tensor) -> torch.Tensor:
         logits_TE = self._router(x_TD.to(self._router_dtype)).float()

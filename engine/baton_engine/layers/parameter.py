@@ -90,7 +90,7 @@ class WeightSlots:
         # whether there is a bias.
         self.row_rules: dict[tuple[LinearMethod, tuple[int, ...], object, bool], RowRule] = {}
         self._then: list[Callable[[], None]] = []
-        self._spellings: list[tuple[Collection[str], Mapping[str, torch.Tensor]]] = []
+        self._spellings: list[tuple[Collection[str], Mapping[str, Parameter]]] = []
 
     def scheme_of(self, name: str) -> WeightScheme | None:
         """How the weight of the layer `name` is quantized; None if it is not."""
@@ -109,13 +109,13 @@ class WeightSlots:
         whole = torch.empty(*shape, dtype=dtype or self.dtype, device=self.device)
         if default is not None:
             whole.fill_(default)
-        self._declare(name, Parameter(whole, offset, optional=default is not None))
+        self.declare(name, Parameter(whole, offset, optional=default is not None))
         return whole
 
     def octets(self, name: str, most: int) -> torch.Tensor:
         """The bytes of one checkpoint entry, uint8 [most], with zeros after the last."""
         place = torch.zeros(most, dtype=torch.uint8, device=self.device)
-        self._declare(name, Parameter(place, shorter=True))
+        self.declare(name, Parameter(place, shorter=True))
         return place
 
     def stacked(
@@ -129,11 +129,11 @@ class WeightSlots:
         whole = torch.empty(sum(rows), *tail, dtype=dtype or self.dtype, device=self.device)
         begin = 0
         for name, count in zip(names, rows, strict=True):
-            self._declare(name, Parameter(whole[begin : begin + count]))
+            self.declare(name, Parameter(whole[begin : begin + count]))
             begin += count
         return whole
 
-    def also_spelled(self, names: Collection[str], whole: Mapping[str, torch.Tensor]) -> None:
+    def also_spelled(self, names: Collection[str], whole: Mapping[str, Parameter]) -> None:
         """A checkpoint may have the tensors `whole`, by name, instead of those of `names`."""
         self._spellings.append((names, whole))
 
@@ -143,10 +143,11 @@ class WeightSlots:
             if not whole.keys().isdisjoint(found):
                 for name in names:
                     del self.parameters[name]
-                for name, place in whole.items():
-                    self._declare(name, Parameter(place))
+                for name, parameter in whole.items():
+                    self.declare(name, parameter)
 
-    def _declare(self, name: str, parameter: Parameter) -> None:
+    def declare(self, name: str, parameter: Parameter) -> None:
+        """Declare where the checkpoint entry `name` goes."""
         if name in self.parameters:
             raise AssertionError(f"parameter {name} declared twice")
         self.parameters[name] = parameter
@@ -157,7 +158,7 @@ class WeightSlots:
 
     def fill(self, name: str, place: torch.Tensor, whole: tuple[int, ...] | None = None) -> None:
         """Declare that one checkpoint entry fills a view of a tensor; see Parameter."""
-        self._declare(name, Parameter(place, whole=whole))
+        self.declare(name, Parameter(place, whole=whole))
 
     def product(
         self,
@@ -211,4 +212,4 @@ class WeightSlots:
 
 def as_dense(weight: Weight, dtype: torch.dtype) -> torch.Tensor:
     """The weight's numbers; those of a quantized weight in `dtype`."""
-    return dequantized(weight).to(dtype) if isinstance(weight, QuantizedWeight) else weight
+    return dequantized(weight, dtype) if isinstance(weight, QuantizedWeight) else weight

@@ -33,6 +33,7 @@ from baton_engine.memory.demand import Measured, MemoryBudget, MemoryDemand
 
 GIB = 1 << 30
 FLOAT32_BYTES = 4
+HEAD_NAME = "lm_head"  # the head's layer in checkpoints
 LOGIT_BYTES = 4  # float32 in every compute dtype
 # Bytes per logit in addition to the logit itself. With kernels, most exist while a grammar's mask
 # is applied: four float32 copies (the raw logits that logprobs need, those to change, and the
@@ -74,11 +75,34 @@ def count_weights(config: ModelConfig) -> int:
     return heads * config.vocab_size * hidden + layers + hidden
 
 
+@lru_cache
+def quantized_part(config: ModelConfig) -> tuple[int, int]:
+    """How many of the weights are quantized, and their bytes with those of their scales, shifts and
+    orders of inputs."""
+    numbers = size = 0
+    if config.quantization is not None and config.bridge is None:
+        linears = _counts_of(config).linears
+        for layer in range(config.num_layers):
+            for linear in linears(config, layer):
+                scheme = config.quantization.scheme_of(linear.name)
+                if scheme is not None:
+                    numbers += linear.count * linear.outputs * linear.inputs
+                    size += linear.count * scheme.weight_bytes(linear.outputs, linear.inputs)
+        head = (config.vocab_size, config.hidden_size)
+        scheme = None if config.tied else config.quantization.scheme_of(HEAD_NAME)
+        if scheme is not None:
+            numbers += head[0] * head[1]
+            size += scheme.weight_bytes(*head)
+    return numbers, size
+
+
 def weight_bytes(demand: MemoryDemand) -> int:
-    """Bytes of the weights in the compute dtype. On a CPU, packing makes a second copy of the head:
-    permanently if it is tied to the embedding, else while it is packed."""
+    """Bytes of the weights: plain ones in the compute dtype, quantized ones by their scheme. On a
+    CPU, packing makes a second copy of the head: permanently if it is tied to the embedding, else
+    while it is packed."""
     packed = demand.config.vocab_size * demand.config.hidden_size if demand.device == "cpu" else 0
-    return (count_weights(demand.config) + packed) * demand.item
+    numbers, size = quantized_part(demand.config)
+    return (count_weights(demand.config) - numbers + packed) * demand.item + size
 
 
 def resident_bytes(demand: MemoryDemand) -> int:

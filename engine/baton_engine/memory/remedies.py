@@ -6,18 +6,22 @@ Each is checked here before it is suggested.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
+from baton_engine.config.families import not_plain, quantized_online
+from baton_engine.config.quantization.online import Quantization
 from baton_engine.memory.demand import MemoryBudget, MemoryDemand
 from baton_engine.memory.estimate import (
     GIB,
     blocks_for,
     fixed_bytes,
+    weight_bytes,
 )
 from baton_engine.memory.fit import LEAST_LEN, fits, least_length, most_that, needed_bytes
 
 MIB = 1 << 20
+ROUNDING_LEAST: Sequence[Quantization] = ("int8", "int4")
 STEP_TOKENS = 16  # a suggested --max-batched-tokens is a multiple of it
 MOST_SHARE = 98  # percent: a suggested --gpu-memory-utilization leaves some memory to the driver
 
@@ -35,7 +39,7 @@ def remedies(demand: MemoryDemand, room: MemoryBudget) -> Iterator[Remedy]:
     """Single changes that make the demand fit. A larger device is always among them."""
     for change in (
         *(_shorter, _smaller_pool, _fewer_tokens, _fewer_seqs),
-        *(_bfloat16, _eager, _larger_share),
+        *(_bfloat16, _quantized, _eager, _larger_share),
     ):
         remedy = change(demand, room)
         if remedy is not None and fits(remedy.demand, remedy.room):
@@ -103,6 +107,23 @@ def _bfloat16(demand: MemoryDemand, room: MemoryBudget) -> Remedy | None:
     to = "bfloat16"
     layout = demand.layout.in_dtype(to)
     return Remedy(f"--dtype {to}", replace(demand, dtype=to, layout=layout), room)
+
+
+def _quantized(demand: MemoryDemand, room: MemoryBudget) -> Remedy | None:
+    """The --quantization that rounds least, of those that are enough. Does not apply to quantized
+    checkpoints, and not to models that transformers' code computes."""
+    if not_plain(demand.config):
+        return None
+    for quantization in ROUNDING_LEAST:
+        config = quantized_online(demand.config, quantization)
+        changed = replace(demand, config=config)
+        if demand.measured is not None:
+            saved = weight_bytes(demand) - weight_bytes(changed)
+            resident = max(0, demand.measured.resident - saved)
+            changed = replace(changed, measured=replace(demand.measured, resident=resident))
+        if fits(changed, room):
+            return Remedy(f"--quantization {quantization}", changed, room)
+    return None
 
 
 def _larger_share(demand: MemoryDemand, room: MemoryBudget) -> Remedy | None:

@@ -70,7 +70,7 @@ def make_plan(
     """Raises SettingsError or ModelError with a one-line message. `free` returns the free host
     memory in bytes, or None if it is unknown."""
     settings.check()
-    config = read_config(settings.model, settings.model_impl)
+    config = read_config(settings.model, settings.model_impl, settings.quantization)
     if settings.load_format != "dummy":
         weight_files(settings.model)
     cuda_devices = torch.cuda.device_count()

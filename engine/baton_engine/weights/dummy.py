@@ -10,6 +10,7 @@ import torch
 
 from baton_engine.config.model_config import ModelConfig
 from baton_engine.layers.parameter import WeightSlots
+from baton_engine.layers.quantization.online import QuantizedParameter
 from baton_engine.memory.estimate import count_weights
 from baton_protocol.fingerprint import TensorDigest
 
@@ -35,7 +36,10 @@ def fill_slots(slots: WeightSlots) -> None:
         place = parameter.place
         if parameter.optional:
             continue
-        if place.dtype == torch.uint8 and "scale" in name:
+        if isinstance(parameter, QuantizedParameter):
+            plain = torch.empty(parameter.shape, dtype=slots.dtype, device=slots.device)
+            parameter.load(plain.normal_(0.0, STD, generator=noise))
+        elif place.dtype == torch.uint8 and "scale" in name:
             place.fill_(SMALL_EXPONENT)
         elif not place.is_floating_point():
             place.random_(generator=noise)

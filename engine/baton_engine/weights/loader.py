@@ -10,7 +10,7 @@ is loaded as it is.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from pathlib import Path
 
 import torch
@@ -34,6 +34,8 @@ HEAD_NAME = "lm_head.weight"
 EMBED_NAME = "model.embed_tokens.weight"
 BIAS = ".bias"
 NAMES_SHOWN = 5
+# A file is opened again after this many bytes.
+MAPPED_BYTES = 64 << 20
 # The dtypes in the file for parameters that are no plain weights: they are never converted.
 STORED_DTYPES: Mapping[torch.dtype, tuple[str, ...]] = {
     torch.float8_e4m3fn: ("F8_E4M3",),
@@ -73,8 +75,9 @@ def load_weights(
     }
     _refuse(left_over, f"{folder} holds tensors that {config.architecture} has no use for:", {})
     for path in sorted(set(owner.values())):
-        used = {name for name in parameters if owner.get(name) == path}
-        _load(path, parameters, used, progress)
+        used = [entry for name, entry in entries.items() if owner[name] == path]
+        for part in _parts([entry for entry in used if entry.name in parameters]):
+            _load(path, parameters, part, progress)
     if config.tied and HEAD_NAME in owner:
         _check_tie(owner, parameters[EMBED_NAME].dtype)
 
@@ -96,10 +99,25 @@ def _indexed(folder: Path) -> Mapping[str, str]:
     return {} if index is None else weight_map(index, INDEX_NAME)
 
 
+def _parts(entries: Sequence[Entry]) -> Iterator[Sequence[str]]:
+    """The names of a file's tensors in the order of their bytes, MAPPED_BYTES at a time. A file's
+    pages stay in this process while it is open: all at once they would be the model a second
+    time."""
+    part: list[str] = []
+    size = 0
+    for entry in sorted(entries, key=lambda each: each.begin):
+        part.append(entry.name)
+        size += entry.end - entry.begin
+        if size >= MAPPED_BYTES:
+            yield part
+            part, size = [], 0
+    yield part
+
+
 def _load(
     path: Path,
     parameters: Mapping[str, Parameter],
-    names: Collection[str],
+    names: Sequence[str],
     progress: Callable[[int], None],
 ) -> None:
     with safe_open(str(path), framework="pt", device="cpu") as file:

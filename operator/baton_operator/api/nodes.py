@@ -13,6 +13,7 @@ from baton_operator.api.resources import Resources
 
 EngineKind = Literal["torch", "sim"]
 DType = Literal["auto", "float32", "bfloat16"]
+Quantization = Literal["none", "fp8", "int8", "int4"]
 
 
 class EngineSpec(Record, frozen=True, kw_only=True):
@@ -28,6 +29,17 @@ class EngineSpec(Record, frozen=True, kw_only=True):
             " node decides. Nodes with different types exchange no KV."
         ),
     ] = "auto"
+    quantization: (
+        Annotated[
+            Quantization,
+            Meta(
+                description="Round the weights of a plain checkpoint while they are loaded:"
+                " --quantization int8, fp8 or int4, or none. Default: none. Nodes with different"
+                " values exchange no KV."
+            ),
+        ]
+        | None
+    ) = None
     batch_invariant: (
         Annotated[
             bool,

@@ -140,6 +140,7 @@ def _settings(pool: Pool, revision: str, folder: str) -> dict[str, str | int | N
         "engine": engine.kind,
         "model": folder or None,
         "dtype": engine.dtype,
+        "quantization": engine.quantization,
         "batch-invariant": _switch(engine.batch_invariant),
         "block-size": engine.block_size,
         "chunk-blocks": engine.chunk_blocks,

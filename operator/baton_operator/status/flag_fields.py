@@ -17,6 +17,7 @@ _NODES = {
     "served-model-name": ("model.name",),
     "engine": ("engine.kind",),
     "dtype": ("engine.dtype",),
+    "quantization": ("engine.quantization",),
     "batch-invariant": ("engine.batchInvariant",),
     "block-size": ("engine.blockSize",),
     "chunk-blocks": ("engine.chunkBlocks",),

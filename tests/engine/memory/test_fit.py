@@ -7,14 +7,15 @@ import re
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from baton_engine.config.families import read_config
+from baton_engine.config.families import quantized_online, read_config
+from baton_engine.config.quantization.online import Quantization
 from baton_engine.errors import SettingsError
 from baton_engine.memory.demand import Measured, MemoryBudget, MemoryDemand
 from baton_engine.memory.estimate import (
@@ -93,6 +94,9 @@ def apply_advice(
     if flag == "--dtype":
         layout = msgspec.structs.replace(demand.layout, dtype=value)
         return replace(demand, layout=layout), room
+    if flag == "--quantization":
+        config = quantized_online(demand.config, cast(Quantization, value))
+        return replace(demand, config=config), room
     if flag == "--gpu-memory-utilization":
         assert 0 < float(value) <= 1
         return demand, replace(room, share=float(value))

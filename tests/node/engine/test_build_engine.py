@@ -50,6 +50,7 @@ def test_the_simulated_engine_overlaps_steps_as_set(overlap: str, overlaps: bool
 def test_the_torch_engine_gets_every_engine_setting_of_the_node() -> None:
     options: dict[str, Any] = {
         "dtype": "bfloat16",
+        "quantization": "int8",
         "device": "cuda:1",
         "gpu_memory_utilization": 0.5,
         "kv_blocks": 5,

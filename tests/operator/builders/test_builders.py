@@ -40,6 +40,7 @@ SAME: dict[str, dict[str, Any]] = {
 OTHER: dict[str, dict[str, Any]] = {
     "model": {"model": {"path": "/models/other"}},
     "dtype": {"engine": {"kind": "sim", "chunkBlocks": 1, "dtype": "float32"}},
+    "quantization": {"engine": {"kind": "sim", "chunkBlocks": 1, "quantization": "int8"}},
     "batch invariance": {"engine": {"kind": "sim", "chunkBlocks": 1, "batchInvariant": True}},
     "model length": {"engine": {"kind": "sim", "chunkBlocks": 1, "maxModelLen": 4096}},
     "chunk size": {"engine": {"kind": "sim", "chunkBlocks": 2, "maxModelLen": 2048}},

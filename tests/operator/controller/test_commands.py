@@ -148,6 +148,13 @@ def test_nodes_are_batch_invariant_as_the_spec_says(field: bool | None, option: 
             assert options.batch_invariant == option, role
 
 
+@pytest.mark.parametrize(("field", "option"), [("int4", "int4"), (None, "none")])
+def test_nodes_quantize_weights_as_the_spec_says(field: str | None, option: str) -> None:
+    for role, options in commands("torch", engine={"kind": "torch", "quantization": field}):
+        if isinstance(options, NodeOptions):
+            assert options.quantization == option, role
+
+
 @pytest.mark.parametrize("role", ["prefill", "decode"])
 def test_a_simulated_node_s_options_become_its_settings(role: Role) -> None:
     options = dict(commands("sim"))[role]

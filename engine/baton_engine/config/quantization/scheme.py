@@ -12,7 +12,8 @@ from typing import Literal
 # nf4 has the 16 quantiles of a normal distribution that bitsandbytes uses.
 Numbers = Literal["int4", "int8", "fp8", "fp4", "nf4"]
 BITS: Mapping[Numbers, int] = {"int4": 4, "int8": 8, "fp8": 8, "fp4": 4, "nf4": 4}
-SCALE_BITS = 32
+SCALE_BYTES = 4
+ORDER_BYTES = 8  # per input
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -38,8 +39,15 @@ class WeightScheme:
 
     def bits_per_weight(self, inputs: int) -> float:
         """Bits per weight of a layer with this number of inputs, with those of its scales."""
-        group = min(self.inputs or inputs, inputs)
-        return BITS[self.numbers] + SCALE_BITS * (1 + self.shifted) / group
+        return 8 * self.weight_bytes(1, inputs) / inputs
+
+    def weight_bytes(self, outputs: int, inputs: int) -> int:
+        """Bytes of a layer's weight in memory: codes, and a float32 scale, and perhaps a shift, for
+        each group of inputs of each output."""
+        codes = -(-inputs * BITS[self.numbers] // 8)
+        groups = -(-inputs // (self.inputs or inputs))
+        order = ORDER_BYTES * inputs if self.ordered else 0
+        return outputs * (codes + groups * SCALE_BYTES * (1 + self.shifted)) + order
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -66,5 +66,5 @@ def _named(slots: WeightSlots, layer: str, names: tuple[str, ...], *shape: int) 
     first, *others = (f"{layer}.{name}" for name in names)
     tensor = slots.tensor(first, *shape, dtype=torch.float32)
     for other in others:
-        slots.also_spelled([first], {other: tensor})
+        slots.also_spelled([first], {other: slots.parameters[first]})
     return tensor

@@ -17,6 +17,8 @@ from baton_engine.attention.exact.row_rule import Product
 from baton_engine.config.quantization.scheme import BITS, Numbers
 from baton_engine.errors import WeightsError
 
+# dequantized() has copies of this many numbers at a time.
+NUMBERS_AT_ONCE = 1 << 20
 # The numbers of 4-bit codes. int4 has an offset of 8.
 TABLES: Mapping[Numbers, tuple[float, ...]] = {
     "int4": tuple(float(code - 8) for code in range(16)),
@@ -170,8 +172,25 @@ def stacked(weights: Sequence[QuantizedWeight]) -> QuantizedWeight | None:
     )
 
 
-def dequantized(weight: QuantizedWeight) -> torch.Tensor:
-    """The weight's numbers, float32 [O, I] or [E, O, I], for inputs in the layer's order."""
+def dequantized(weight: QuantizedWeight, dtype: torch.dtype = torch.float32) -> torch.Tensor:
+    """The weight's numbers, [O, I] or [E, O, I], for inputs in the layer's order; computed in
+    float32."""
+    device = weight.codes_OJ.device
+    whole_OI = torch.empty(weight.shape, dtype=dtype, device=device).view(-1, weight.inputs)
+    step = max(1, NUMBERS_AT_ONCE // weight.inputs)
+    for begin in range(0, len(whole_OI), step):
+        whole_OI[begin : begin + step] = _some_rows(weight, slice(begin, begin + step))
+    return whole_OI.view(weight.shape)
+
+
+def _some_rows(weight: QuantizedWeight, rows: slice) -> torch.Tensor:
+    """The numbers [R, I] of these rows of all experts' outputs."""
+    weight = replace(
+        weight,
+        codes_OJ=weight.codes_OJ.flatten(0, -2)[rows],
+        scales_OG=weight.scales_OG.flatten(0, -2)[rows],
+        shifts_OG=None if weight.shifts_OG is None else weight.shifts_OG.flatten(0, -2)[rows],
+    )
     numbers = _numbers(weight)
     numbers = numbers * _per_input(weight, weight.scales_OG)
     if weight.shifts_OG is not None:

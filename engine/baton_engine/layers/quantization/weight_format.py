@@ -33,6 +33,7 @@ LAYOUTS: Mapping[str, str] = {
     "compressed-tensors int-quantized": (
         "baton_engine.layers.quantization.compressed_tensors:IntQuantized"
     ),
+    "online": "baton_engine.layers.quantization.online:Online",
 }
 
 

@@ -9,6 +9,7 @@ from collections.abc import Sequence
 
 from baton_engine.config.latent import LatentConfig
 from baton_engine.config.layer_counts import LayerCounts, TokenNumbers, mlp_step, mlp_weights
+from baton_engine.config.linear_shapes import LinearShape, Names, mlp_linears
 from baton_engine.config.model_config import ModelConfig
 
 
@@ -20,7 +21,17 @@ def layer_step(config: ModelConfig, layer: int, kernels: str) -> Sequence[TokenN
     return _attention_step(config), *mlp_step(config, layer, kernels)
 
 
-LATENT_COUNTS = LayerCounts(layer_weights, layer_step)
+def layer_linears(config: ModelConfig, layer: int) -> Sequence[LinearShape]:
+    """Without kv_b_proj, whose weight is never kept quantized."""
+    here = f"model.layers.{layer}"
+    return (
+        *_attention_linears(config, f"{here}.self_attn"),
+        *mlp_linears(config, layer, here, NAMES),
+    )
+
+
+NAMES = Names(shared="shared_experts")
+LATENT_COUNTS = LayerCounts(layer_weights, layer_step, layer_linears)
 
 
 def _latent(config: ModelConfig) -> LatentConfig:
@@ -37,6 +48,19 @@ def _attention_weights(config: ModelConfig) -> int:
     if rank is None:
         return weights + hidden * queries
     return weights + (hidden + config.qkv_bias + 1 + queries) * rank
+
+
+def _attention_linears(config: ModelConfig, here: str) -> Sequence[LinearShape]:
+    latent, hidden, heads = _latent(config), config.hidden_size, config.num_heads
+    queries, rank = heads * (latent.key_dim + latent.rope_dim), latent.query_rank
+    both = [
+        LinearShape(f"{here}.kv_a_proj_with_mqa", latent.row, hidden),
+        LinearShape(f"{here}.o_proj", hidden, heads * latent.value_dim),
+    ]
+    if rank is None:
+        return [*both, LinearShape(f"{here}.q_proj", queries, hidden)]
+    first = LinearShape(f"{here}.q_a_proj", rank, hidden)
+    return [*both, first, LinearShape(f"{here}.q_b_proj", queries, rank)]
 
 
 def _attention_step(config: ModelConfig) -> TokenNumbers:

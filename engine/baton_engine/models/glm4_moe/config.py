@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 from baton_engine.config.config_json import ConfigFields
@@ -11,6 +12,8 @@ from baton_engine.config.dense import Dense
 from baton_engine.config.draft_layers import DRAFT_KEYS, draft_tensors
 from baton_engine.config.experts import ExpertsConfig
 from baton_engine.config.families import Family
+from baton_engine.config.layer_counts import DECODER
+from baton_engine.config.linear_shapes import Names, decoder_linears
 from baton_engine.config.mixture import EXPERT_KEYS, GROUP_KEYS, read_grouped_experts
 from baton_engine.config.model_config import ModelConfig, RopeConfig
 from baton_engine.config.rope import read_partial_rope
@@ -44,9 +47,12 @@ def read(values: Mapping[str, Any], generation: Mapping[str, Any]) -> ModelConfi
     )
 
 
+NAMES = Names(shared="shared_experts")
+
 FAMILY = Family(
     read=read,
     model="baton_engine.models.glm4_moe.model:Glm4Moe",
     examples="GLM-4.5, GLM-4.6",
     windows="refused",
+    counts=replace(DECODER, linears=partial(decoder_linears, names=NAMES)),
 )

@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
+from functools import partial
 from typing import Any
 
 from baton_engine.config.dense import Dense
 from baton_engine.config.experts import ExpertsConfig
 from baton_engine.config.families import Family
+from baton_engine.config.layer_counts import DECODER
+from baton_engine.config.linear_shapes import Names, decoder_linears
 from baton_engine.config.mixture import EXPERT_KEYS, all_layers, read_experts
 from baton_engine.config.model_config import RopeConfig
 from baton_engine.config.rope import read_rope
@@ -26,6 +30,8 @@ def read_mixtral_rope(values: Mapping[str, Any]) -> RopeConfig:
     return read_rope({"rope_theta": ROPE_THETA, **values})
 
 
+NAMES = Names(moe="block_sparse_moe", expert=("w1", "w3", "w2"))
+
 FAMILY = Family(
     read=Dense(
         qkv_bias=False,
@@ -41,4 +47,5 @@ FAMILY = Family(
     model="baton_engine.models.mixtral.model:Mixtral",
     examples="Mixtral 8x7B and 8x22B",
     windows="by `sliding_window`, in every layer",
+    counts=replace(DECODER, linears=partial(decoder_linears, names=NAMES)),
 )

@@ -11,11 +11,15 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
+from dataclasses import replace
+from functools import partial
 from typing import Any
 
 from baton_engine.config.config_json import ConfigFields
 from baton_engine.config.dense import Dense
 from baton_engine.config.families import Family
+from baton_engine.config.layer_counts import DECODER
+from baton_engine.config.linear_shapes import Names, decoder_linears
 from baton_engine.config.model_config import RopeConfig
 from baton_engine.config.rope import check_rotary_dim, rope_settings, rope_type
 from baton_engine.config.windows import Windows
@@ -89,9 +93,12 @@ DENSE = Dense(
     more_keys=frozenset({"original_max_position_embeddings"}),
     more_rope_keys=frozenset({"long_factor", "short_factor"}),
 )
+NAMES = Names(qkv=("qkv_proj",), gate_up=("gate_up_proj",))
+
 FAMILY = Family(
     read=DENSE.read,
     model="baton_engine.models.phi3.model:Phi3",
     examples="Phi-3, Phi-3.5, Phi-4",
     windows="by `sliding_window`, in every layer",
+    counts=replace(DECODER, linears=partial(decoder_linears, names=NAMES)),
 )

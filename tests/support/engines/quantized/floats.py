@@ -151,7 +151,8 @@ FIRST_LAYER += [f".0.mlp.{part}_proj" for part in ("gate", "up", "down")]
 BLOCK = Fp8(outputs=24, inputs=40, scale="weight_scale_inv")
 LAYOUTS: Mapping[str, Layout] = {
     "nvfp4": _compressed_fp4(
-        *("nvfp4", nvfp4("weight_packed", "weight_global_scale", divides=True)),
+        "nvfp4",
+        nvfp4("weight_packed", "weight_global_scale", divides=True),
         *("tensor_group", 16, False),
     ),
     "nvfp4 inputs": _compressed_fp4(

@@ -19,7 +19,13 @@ from pathlib import Path
 import torch
 from safetensors.torch import load_file, save_file
 
-from tests.support.engines.quantized import bitsandbytes, compressed_tensors, floats, integer_groups
+from tests.support.engines.quantized import (
+    bitsandbytes,
+    compressed_tensors,
+    floats,
+    integer_groups,
+    online,
+)
 from tests.support.engines.quantized.layout import Layout
 from tests.support.engines.tiny_models import CACHE, make_tiny_model
 
@@ -30,6 +36,7 @@ LAYOUTS: Mapping[str, Layout] = {
     **compressed_tensors.LAYOUTS,
     **floats.LAYOUTS,
     **integer_groups.LAYOUTS,
+    **online.LAYOUTS,
 }
 # Only experts are quantized, and only of gpt-oss.
 ALL_LAYOUTS: Mapping[str, Layout] = {**LAYOUTS, "mxfp4": floats.MXFP4}
@@ -84,5 +91,6 @@ def _write(source: Path, draft: Path, layout: Layout) -> None:
         shutil.copytree(source, folder, ignore=shutil.ignore_patterns(".*", WEIGHTS))
         save_file({key: value.contiguous() for key, value in content.items()}, folder / WEIGHTS)
     config = json.loads((source / "config.json").read_text())
-    config["quantization_config"] = layout.config
+    if layout.config:
+        config["quantization_config"] = layout.config
     (draft / "quantized" / "config.json").write_text(json.dumps(config, indent=1))

@@ -1,0 +1,42 @@
+"""--quantization: plain weights are quantized while they are loaded. No torch.
+
+The head, routers and the gate of a shared MLP stay plain: they are small, or the answer depends on
+their smallest differences. So does kv_b_proj of latent attention, which is multiplied in two parts
+that need plain numbers, and embeddings, which are looked up.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Literal
+
+from baton_engine.config.quantization.patterns import ANY
+from baton_engine.config.quantization.scheme import QuantizationConfig, WeightScheme
+
+# The values of --quantization.
+Quantization = Literal["none", "fp8", "int8", "int4"]
+LAYOUT = "online"
+# Inputs per scale and shift of int4.
+INT4_GROUP = 32
+SCHEMES: Mapping[Quantization, WeightScheme] = {
+    "fp8": WeightScheme(layout=LAYOUT, numbers="fp8"),
+    "int8": WeightScheme(layout=LAYOUT, numbers="int8"),
+    "int4": WeightScheme(layout=LAYOUT, numbers="int4", inputs=INT4_GROUP, shifted=True),
+}
+PLAIN = (r"lm_head", r".*\.(gate|router|shared_expert_gate|kv_b_proj)")
+# Experts that a checkpoint has in transposed tensors for all of them, as gpt-oss.
+TRANSPOSED_EXPERTS = r".*\.experts\..*"
+
+
+def online_config(
+    quantization: Quantization, *, transposed_experts: bool
+) -> QuantizationConfig | None:
+    """How the weights of a plain checkpoint are quantized; None if they are not."""
+    if quantization == "none":
+        return None
+    ignored = (*PLAIN, TRANSPOSED_EXPERTS) if transposed_experts else PLAIN
+    return QuantizationConfig(
+        method=f"--quantization {quantization}",
+        schemes=((ANY, SCHEMES[quantization]),),
+        ignored=ignored,
+    )
