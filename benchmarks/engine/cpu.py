@@ -32,9 +32,8 @@ from benchmarks.support.engine.cpu_engines import (
     vllm_takes_part,
 )
 from benchmarks.support.engine.cpu_workloads import (
-    MID,
     SEED,
-    TINY,
+    SHAPES,
     WORKLOADS,
     Shape,
     Workload,
@@ -43,18 +42,22 @@ from benchmarks.support.engine.cpu_workloads import (
 
 RIVALS = ("vllm", "bridge", "batch", "one-by-one")
 DTYPES = ("float32", "bfloat16")
+# Of transformers; the first is its default. `batched_mm` would copy 5 MB of weights per token and
+# expert.
+EXPERTS = ("grouped_mm", "eager")
 
 
 def main() -> None:
     options = parse_options()
     torch.set_num_threads(options.threads)
-    shape, passes = (TINY, 1) if options.quick else (MID, options.passes)
+    shape, passes = SHAPES[options.model][options.quick], 1 if options.quick else options.passes
     with tempfile.TemporaryDirectory(prefix="baton-bench-") as name, ExitStack() as stack:
         folder = Path(name) / "model"
         parameters = save_model(folder, shape)
+        speeds = ", ".join(f"{matrix_gflops(dtype):.0f} GFLOP/s in {dtype}" for dtype in DTYPES)
         print(
-            f"{parameters / 1e6:.0f}M parameters, {options.threads} threads; matrix product "
-            f"256x2304x4608: {', '.join(f'{matrix_gflops(d):.0f} GFLOP/s in {d}' for d in DTYPES)}"
+            f"{parameters / 1e6:.0f}M parameters per token, {options.threads} threads; "
+            f"matrix product 256x2304x4608: {speeds}"
         )
         sides = make_sides(folder, options)
         for side in sides:
@@ -72,6 +75,7 @@ def parse_options() -> argparse.Namespace:
     )
     add = parser.add_argument
     add("--quick", action="store_true", help="tiny model, one pass of 8 tokens, no vLLM")
+    add("--model", choices=list(SHAPES), default="dense", help="(default dense)")
     add("--threads", type=int, default=2, help="threads of each side (default 2)")
     add("--passes", type=int, default=3, help="passes per side (default 3)")
     add("--seed", type=int, default=SEED, help=f"seed of prompts (default {SEED})")
@@ -117,10 +121,10 @@ def make_sides(folder: Path, options: argparse.Namespace) -> list[Side]:
         sides.append(Vllm(folder, dtype, options.threads))
     if "bridge" in rivals:
         sides.append(Baton(folder, dtype, options.threads, budget, model_impl="transformers"))
-    if "batch" in rivals:
-        sides.append(Transformers(folder, dtype, batch=True))
-    if "one-by-one" in rivals:
-        sides.append(Transformers(folder, dtype, batch=False))
+    ways: Sequence[str | None] = EXPERTS if SHAPES[options.model][0].experts else (None,)
+    for name, batch in (("batch", True), ("one-by-one", False)):
+        if name in rivals:
+            sides += [Transformers(folder, dtype, batch=batch, experts=way) for way in ways]
     return sides
 
 

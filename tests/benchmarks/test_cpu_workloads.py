@@ -6,7 +6,13 @@ import random
 
 import pytest
 
-from benchmarks.support.engine.cpu_workloads import MID, SEED, WORKLOADS, Workload
+from benchmarks.support.engine.cpu_workloads import (
+    MID,
+    MID_MIXTURE,
+    SEED,
+    WORKLOADS,
+    Workload,
+)
 
 
 def drawn(name: str) -> Workload:
@@ -38,3 +44,8 @@ def test_operations_are_two_per_weight_and_computed_token() -> None:
     layer = 768 * (768 + 2 * 256) + 768 * 768 + 3 * 768 * 2304
     work = Workload([[1, 2, 3], [4]], 2)
     assert MID.operations(work) == 2 * (16 * layer * (3 + 1 + 2) + 768 * 8192 * 4)
+
+
+def test_a_mixture_counts_the_experts_that_a_token_takes_and_the_router() -> None:
+    """4 experts of 576 have as many weights as the dense MLP; each of 16 layers has a router."""
+    assert MID_MIXTURE.layer_weights == MID.layer_weights + 16 * 768 * 32

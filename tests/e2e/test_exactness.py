@@ -31,9 +31,9 @@ CHUNK_BLOCKS = 2
 CHUNK = BLOCK * CHUNK_BLOCKS
 LENGTHS = (1, BLOCK - 1, BLOCK, BLOCK + 1, CHUNK - 1, CHUNK, CHUNK + 1, 600)
 NODES = ((0, 1), (1, 1), (2, 2))
-# A prompt of 600 tokens and its 40 new tokens take 40 blocks. Seven requests of the crowd on one
-# node cause preemptions with any timing: they start with 2 blocks each and grow to 10.
-CROWD, CROWD_TOKENS = range(17, 31), 128
+# A prompt of 600 tokens and its 40 new tokens take 40 blocks. Each request of the crowd causes
+# preemptions even if it runs alone: its choices start with 7 blocks and grow to 49 or more.
+CROWD, CROWD_TOKENS, CROWD_CHOICES = range(17, 31, 4), 128, 6
 ROOMY_BLOCKS, TIGHT_BLOCKS = 1200, 44
 HOST_MEMORY = "8MiB"
 
@@ -112,7 +112,7 @@ def run_cell(cell: Cell, folder: Path, report: Callable[[str], None]) -> None:
                 check(pool, folder, [prompt], NEW_TOKENS, tally)
             check(pool, folder, together, NEW_TOKENS, tally)
             if crowd:
-                check(pool, folder, crowd, CROWD_TOKENS, tally)
+                check(pool, folder, crowd, CROWD_TOKENS, tally, CROWD_CHOICES)
             if phase == "cold":
                 layout = msgspec.convert(pool.pool()["nodes"][0]["layout"], KVLayout)
                 cold = [*alone, *together, *crowd]
@@ -124,16 +124,23 @@ def run_cell(cell: Cell, folder: Path, report: Callable[[str], None]) -> None:
 
 
 def check(
-    pool: Pool, folder: Path, prompts: list[list[int]], new_tokens: int, tally: Tally
+    pool: Pool,
+    folder: Path,
+    prompts: list[list[int]],
+    new_tokens: int,
+    tally: Tally,
+    choices: int = 1,
 ) -> None:
-    """Send all prompts at once and compare the ids of each completion."""
+    """Send all prompts at once and compare the ids of each choice."""
     completions = all_at_once(
-        pool.url, prompts, max_tokens=new_tokens, temperature=0, ignore_eos=True
+        pool.url, prompts, max_tokens=new_tokens, temperature=0, ignore_eos=True, n=choices
     )
     for prompt, completion in zip(prompts, completions, strict=True):
-        [ids] = ids_of(completion)
         label = f"prompt of {len(prompt)}, one of {len(prompts)}"
-        compare(reference(folder, prompt, new_tokens), ids, tally, label)
+        answers = ids_of(completion)
+        assert len(answers) == choices
+        for ids in answers:
+            compare(reference(folder, prompt, new_tokens, ids), ids, tally, label)
 
 
 def check_handoff(

@@ -38,11 +38,11 @@ def test_ids_equal_those_of_transformers_after_a_hand_off_and_after_a_killed_dec
         )
         for prompt, answer in zip(HANDED_OFF, answers, strict=True):
             [ids] = ids_of(answer)
-            compare(reference(folder, prompt, NEW_TOKENS), ids, tally, "handed off")
+            compare(reference(folder, prompt, NEW_TOKENS, ids), ids, tally, "handed off")
         handoffs = [node["load"]["handoffs_total"] for node in pool.pool()["nodes"]]
         assert sum(handoffs) == len(HANDED_OFF)
         for prompt, ids in zip(FAILED_OVER, killed(pool), strict=True):
-            compare(reference(folder, prompt, NEW_TOKENS), ids, tally, "failed over")
+            compare(reference(folder, prompt, NEW_TOKENS, ids), ids, tally, "failed over")
         moved = [pool.witness.placements(prompt)[-1].attempt > 1 for prompt in FAILED_OVER]
         assert any(moved)
     record_property("exactness", f"{name}, handed off and failed over: {tally}, {sum(moved)} moved")

@@ -8,10 +8,12 @@ from __future__ import annotations
 
 import pytest
 
+from tests.faults.conftest import TORCH_MODEL
 from tests.support.engines.tiny_models import EXPERT_MODELS, FIRST_SPECIAL
 from tests.support.faults.cases import Sizes
 from tests.support.faults.rows import Row
 from tests.support.faults.runs import run_row
+from tests.support.kv_faults.kinds import KINDS
 from tests.support.pools.processes import Cluster
 
 SIZES = Sizes(target=512, answer=48, first_id=0, end_id=FIRST_SPECIAL)
@@ -43,8 +45,19 @@ LONG: tuple[Row, ...] = (
     Row("data", "half published", "freeze", "penalties"),
     Row("index", "job sent", "fill", "two"),
 )
-
-
+# The moments and faults that matter for KV, which run with each kind of it.
+KV_ROWS: tuple[Row, ...] = (
+    Row("prefill", "job sent", "kill", "greedy"),
+    Row("prefill", "half published", "kill", "greedy"),
+    Row("prefill", "half published", "drain", "greedy"),
+    Row("decode", "parked", "kill", "greedy"),
+    Row("decode", "half published", "kill", "greedy"),
+    Row("decode", "mid-stream", "kill", "greedy"),
+    Row("decode", "mid-stream", "drain", "seeded"),
+    Row("decode", "one left", "kill", "greedy"),
+    Row("decode", "last lost", "kill", "greedy"),
+    Row("data", "half published", "kill", "greedy"),
+)
 BRIDGED: tuple[Row, ...] = (
     Row("decode", "mid-stream", "kill", "greedy"),
     Row("decode", "parked", "kill", "greedy"),
@@ -69,6 +82,19 @@ def test_a_killed_decode_node_changes_no_answer_of_a_model_with_experts(
     torch_pool: Cluster, torch_undisturbed: Cluster
 ) -> None:
     run_row(torch_pool, KILLED_DECODE, torch_undisturbed, sizes=SIZES)
+
+
+@pytest.mark.long
+@pytest.mark.parametrize(
+    "torch_model",
+    [each.model for each in KINDS.values() if each.model != TORCH_MODEL],
+    indirect=True,
+)
+@pytest.mark.parametrize("row", KV_ROWS, ids=str)
+def test_a_fault_changes_no_answer_with_each_kind_of_kv(
+    row: Row, torch_pool: Cluster, torch_undisturbed: Cluster
+) -> None:
+    run_row(torch_pool, row, torch_undisturbed, sizes=SIZES)
 
 
 @pytest.mark.long

@@ -250,8 +250,10 @@ def serve(number: int) -> None:
     """The main of a fork server: fork until the socket `number` closes."""
     del os.environ[PADDING]
     requests = socket.socket(fileno=number)
+    gc.disable()  # it would look through what is imported, again and again
     for name in IMPORTED:
         importlib.import_module(name)
+    gc.enable()
     own = _early(os.environ)
     _install(_fork_here, lambda: own)
     gc.collect()

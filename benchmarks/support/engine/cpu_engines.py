@@ -5,6 +5,7 @@ In: a model folder. Out: sides that run a workload once and give seconds and gre
 
 from __future__ import annotations
 
+import functools
 import json
 import os
 import subprocess
@@ -95,18 +96,20 @@ class Baton:
 
 
 class Transformers:
-    """`generate`, all prompts as one batch padded on the left, or one after the other."""
+    """`generate`, all prompts as one batch padded on the left, or one after the other. `experts` is
+    how it computes a mixture's: by its default, `grouped_mm`, or in a loop (`eager`)."""
 
-    def __init__(self, folder: Path, dtype: str, *, batch: bool) -> None:
-        from transformers import AutoModelForCausalLM
-
-        self.name = f"transformers, {'padded batch' if batch else 'one by one'}"
-        self._batch = batch
-        self._model: Any = AutoModelForCausalLM.from_pretrained(folder, dtype=getattr(torch, dtype))
-        self._model.generation_config.eos_token_id = None
-        self._model.generation_config.pad_token_id = 0
+    def __init__(
+        self, folder: Path, dtype: str, *, batch: bool, experts: str | None = None
+    ) -> None:
+        beside = "" if experts is None else f", {experts}"
+        self.name = f"transformers, {'padded batch' if batch else 'one by one'}{beside}"
+        self._batch, self._experts = batch, experts
+        self._model = _transformers_model(folder, dtype)
 
     def run(self, work: Workload) -> tuple[float, Ids]:
+        if self._experts is not None:
+            self._model.set_experts_implementation(self._experts)
         began = time.perf_counter()
         if self._batch:
             found = self._generate(work.prompts, work.new_tokens)
@@ -126,6 +129,17 @@ class Transformers:
 
     def close(self) -> None:
         """Nothing of it outlives the process."""
+
+
+@functools.cache
+def _transformers_model(folder: Path, dtype: str) -> Any:
+    """One for all sides, because a mixture is large."""
+    from transformers import AutoModelForCausalLM
+
+    model: Any = AutoModelForCausalLM.from_pretrained(folder, dtype=getattr(torch, dtype))
+    model.generation_config.eos_token_id = None
+    model.generation_config.pad_token_id = 0
+    return model
 
 
 class Vllm:

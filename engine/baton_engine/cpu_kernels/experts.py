@@ -35,7 +35,13 @@ import torch
 import torch.nn.functional as F
 
 from baton_engine.cpu_kernels.numbers import ONE, exponential, number_at, store_numbers
-from baton_engine.cpu_kernels.openmp import COUNTER, NONE_TAKEN, inlined, run_kernel
+from baton_engine.cpu_kernels.openmp import (
+    COUNTER,
+    NONE_TAKEN,
+    inlined,
+    keep_until_here,
+    run_kernel,
+)
 from baton_engine.cpu_kernels.silu import silu_product
 from baton_engine.cpu_kernels.vectors import (
     COLUMNS,
@@ -144,7 +150,7 @@ def multiply_experts(
     missing = words * WORD // dtype.itemsize - hidden
     x_TD = F.pad(x_TD, (0, missing)) if missing else x_TD.contiguous()
     weights_TC = weights_TC.contiguous()
-    order_P, parts_U3 = _sorted(ids_TC.numpy().reshape(-1))
+    order_P, parts_U3 = sorted_pairs(ids_TC.numpy().reshape(-1))
     inner_PF = torch.empty(pairs, inner_blocks * GATES, dtype=dtype)
     out_PD = torch.empty(pairs, blocks * COLUMNS, dtype=dtype)
     out_TD = torch.empty(tokens, blocks * COLUMNS, dtype=dtype)
@@ -178,7 +184,9 @@ def _rows(array: torch.Tensor) -> tuple[int, int]:
     return array.data_ptr(), array.shape[1]
 
 
-def _sorted(ids_P: npt.NDArray[np.int64]) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:
+def sorted_pairs(
+    ids_P: npt.NDArray[np.int64],
+) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:
     """The pairs in the order of their experts, and the parts of experts."""
     counts = np.bincount(ids_P)
     used = np.flatnonzero(counts)
@@ -262,6 +270,7 @@ def _gate_up(pointer: Any, bf16: bool) -> None:
                     inner = _rounded(_gated(task, gate, up), bf16)
                     store_numbers(task.target, target + place, inner, bf16)
         turn = take_next(pointer)
+    keep_until_here(memory)
 
 
 @inlined
@@ -289,6 +298,7 @@ def _down(pointer: Any, bf16: bool) -> None:
         if count_finished(task.finished + 8 * block) == task.part_count - 1:
             _add_experts(task, block, bf16)
         turn = take_next(pointer)
+    keep_until_here(memory)
 
 
 @inlined

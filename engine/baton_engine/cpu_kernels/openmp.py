@@ -9,10 +9,13 @@ library would compete with them for the same cores, so kernels run on these.
 from __future__ import annotations
 
 import ctypes
+import fcntl
 import functools
 import hashlib
 import os
-from collections.abc import Callable
+import time
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -26,9 +29,20 @@ import torch
 COUNTER = ("next", np.int64, (16,))
 NONE_TAKEN = (0,) * 16
 _FUNCTION = ctypes.CFUNCTYPE(None, ctypes.c_void_p)
+# How long a process waits for another one that compiles the same kernel, which takes some seconds.
+PATIENCE_S = 30.0
+POLL_S = 0.02
 
 # Compiles the functions that kernels call.
 inlined = numba.njit(nogil=True, error_model="numpy")
+
+
+@inlined
+def keep_until_here(memory: Any) -> None:
+    """Use an array whose address a kernel used. numba frees an array after its last use, and takes
+    the address for one: without this call, a kernel would write to freed memory."""
+    memory[0] = 0
+
 
 # Identifies the sources of all kernels, as this process has imported them.
 _SOURCES = hashlib.sha256(
@@ -55,16 +69,35 @@ def _compiled(function: Callable[[Any], None], task: np.dtype[Any]) -> int:
     numba keeps compiled code in NUMBA_CACHE_DIR or the user's cache, and compiles it again in about
     a second if it cannot write there. Other sources have another folder: numba itself looks only at
     the file of the function, and a process that started before an update would store old code there
-    as new.
+    as new. Of processes that start together one compiles, and the others read its code.
     """
     signature = numba.types.void(numba.types.CPointer(numba.from_dtype(task)))
     try:
         cache = os.environ.get("NUMBA_CACHE_DIR") or Path.home() / ".cache" / "baton" / "kernels"
-        numba.config.CACHE_DIR = str(Path(cache) / _SOURCES)
-        address: int = numba.cfunc(signature, cache=True)(function).address
+        folder = Path(cache) / _SOURCES
+        numba.config.CACHE_DIR = str(folder)
+        with _locked(folder / f"{function.__name__}.lock"):
+            address: int = numba.cfunc(signature, cache=True)(function).address
     except RuntimeError:  # no folder for the cache
         address = numba.cfunc(signature)(function).address
     return address
+
+
+@contextmanager
+def _locked(path: Path) -> Iterator[None]:
+    """Hold a file's lock; go on without it if the folder cannot be written, or if another process
+    holds it for PATIENCE_S."""
+    with ExitStack() as stack:
+        with suppress(OSError):
+            path.parent.mkdir(parents=True, exist_ok=True)
+            file = stack.enter_context(open(path, "w"))
+            deadline = time.monotonic() + PATIENCE_S
+            while time.monotonic() < deadline:
+                with suppress(BlockingIOError):
+                    fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                    break
+                time.sleep(POLL_S)
+        yield
 
 
 @functools.cache

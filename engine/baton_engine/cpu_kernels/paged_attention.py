@@ -26,7 +26,7 @@ import numpy as np
 from baton_engine.cpu_kernels import vectors
 from baton_engine.cpu_kernels.attention_task import Order, Part
 from baton_engine.cpu_kernels.numbers import ONE, ZERO, number_at, store_numbers
-from baton_engine.cpu_kernels.openmp import inlined
+from baton_engine.cpu_kernels.openmp import inlined, keep_until_here
 from baton_engine.cpu_kernels.softmax import HIDDEN, joined, softmax_in_place, split_exponentials
 from baton_engine.cpu_kernels.vectors import (
     add,
@@ -110,6 +110,7 @@ def _compute(pointer: Any, bf16: bool) -> None:
         if task.parts & _OUTPUT:
             _write_output(task, x, bf16)
         x = following
+    keep_until_here(memory)
 
 
 @inlined
@@ -126,6 +127,7 @@ def _compute_by_split(pointer: Any, bf16: bool) -> None:
         if task.parts & _OUTPUT:
             _write_output(task, x, bf16)
         x = following
+    keep_until_here(memory)
 
 
 @inlined

@@ -13,6 +13,10 @@ import torch
 import torch.nn.functional as F
 
 from baton_engine.cpu_kernels.experts import PackedExperts, can_pack, pack_experts
+from baton_engine.layers.quantization.cpu_experts import (
+    QuantizedCPUExperts,
+    pack_quantized_experts,
+)
 from baton_engine.layers.quantization.quantized_weight import (
     QuantizedWeight,
     Weight,
@@ -54,7 +58,7 @@ class QuantizedExperts:
 
 # The experts of a layer as they are loaded, and in the form that its Ops read.
 LoadedExperts = ExpertWeights | QuantizedExperts
-Experts = LoadedExperts | PackedExperts
+Experts = LoadedExperts | PackedExperts | QuantizedCPUExperts
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,14 +97,15 @@ def gated(gate_up_SG: torch.Tensor, clamped: ClampedSwiGLU | None) -> torch.Tens
 def packed_experts(weights: LoadedExperts) -> Experts:
     """The weights for `cpu_kernels.experts`, on a CPU and in a dtype that it computes; else as they
     are. Packs them in place where their sizes allow it."""
-    if isinstance(weights, QuantizedExperts) or not can_pack(weights.down_EDF):
-        return weights
     clamped = weights.clamped
-    return pack_experts(
-        *(weights.gate_up_EGD, weights.down_EDF),
-        *(weights.gate_up_bias_EG, weights.down_bias_ED),
-        None if clamped is None else (clamped.alpha, clamped.limit),
-    )
+    clamp = None if clamped is None else (clamped.alpha, clamped.limit)
+    biases = weights.gate_up_bias_EG, weights.down_bias_ED
+    if isinstance(weights, QuantizedExperts):
+        packed = pack_quantized_experts(weights.gate_up_EGD, weights.down_EDF, *biases, clamp)
+        return weights if packed is None else packed
+    if not can_pack(weights.down_EDF):
+        return weights
+    return pack_experts(weights.gate_up_EGD, weights.down_EDF, *biases, clamp)
 
 
 def _one_expert(x_SD: torch.Tensor, weights: LoadedExperts, expert: int) -> torch.Tensor:

@@ -28,11 +28,8 @@ import torch.nn.functional as F
 
 from baton_engine.attention.cpu_bf16 import multiplies_bf16
 from baton_engine.attention.exact.row_rule import HEAD_ROW_COUNTS, ROW_COUNTS, Product
-from baton_engine.layers.quantization.quantized_weight import (
-    QuantizedWeight,
-    Weight,
-    quantized_twin,
-)
+from baton_engine.layers.quantization.cpu_products import quantized_product
+from baton_engine.layers.quantization.quantized_weight import QuantizedWeight, Weight
 
 # Number of rows of the head that a CPU multiplies at a time if it reads them twice. With 576
 # columns these are 9 MB, which the second read finds in the cache. One input row took 4.7 ms
@@ -138,9 +135,10 @@ def heads_product(weight_NOI: torch.Tensor, bias: torch.Tensor | None) -> Produc
 HEADS = LinearMethod(heads_product)
 
 
-QUANTIZED = LinearMethod(quantized_twin)
+QUANTIZED = LinearMethod(quantized_product, any_rows=True)
 QUANTIZED_HEAD = LinearMethod(
-    lambda weight_VD, bias_V: quantized_twin(weight_VD, bias_V, torch.float32),
+    lambda weight_VD, bias_V: quantized_product(weight_VD, bias_V, torch.float32),
+    any_rows=True,
     counts=HEAD_ROW_COUNTS,
 )
 

@@ -28,6 +28,10 @@ from baton_engine.layers.experts import (
     experts_twin,
     packed_experts,
 )
+from baton_engine.layers.quantization.cpu_experts import (
+    QuantizedCPUExperts,
+    multiply_quantized_experts,
+)
 from baton_engine.layers.rotary import HeadNorm, RopeTables, rotate
 from baton_engine.sampling.metadata import Draws
 from baton_engine.sampling.sampler import draw
@@ -103,6 +107,8 @@ class TorchOps:
     def experts(self, x_TD: torch.Tensor, routes: Routes, weights: Experts) -> torch.Tensor:
         if isinstance(weights, PackedExperts):
             return multiply_experts(x_TD, routes.ids_TC, routes.weights_TC, weights)
+        if isinstance(weights, QuantizedCPUExperts):
+            return multiply_quantized_experts(x_TD, routes.ids_TC, routes.weights_TC, weights)
         return experts_twin(x_TD, routes, weights)
 
     def draw(self, logits_SV: torch.Tensor, draws: Draws) -> torch.Tensor:

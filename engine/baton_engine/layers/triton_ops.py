@@ -23,6 +23,7 @@ from baton_engine.layers.experts import (
     Routes,
     experts_twin,
 )
+from baton_engine.layers.quantization.cpu_experts import QuantizedCPUExperts
 from baton_engine.layers.rotary import HeadNorm, RopeTables
 from baton_engine.sampling.triton_sampler import choose_tokens
 
@@ -36,7 +37,7 @@ class TritonOps:
         return weights
 
     def experts(self, x_TD: torch.Tensor, routes: Routes, weights: Experts) -> torch.Tensor:
-        assert not isinstance(weights, PackedExperts), "packed for a CPU"
+        assert not isinstance(weights, PackedExperts | QuantizedCPUExperts), "packed for a CPU"
         if isinstance(weights, QuantizedExperts):
             return experts_twin(x_TD, routes, weights)
         return triton_experts.experts(x_TD, routes, weights)

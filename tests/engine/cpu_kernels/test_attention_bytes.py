@@ -154,8 +154,8 @@ def bytes_of_a_step(
     for numbers in memory.fields.values():
         numbers.fill_(1.0)
     attention = TorchAttention(memory, [spec])
-    assert attention._kv.by_split == spec.latent
-    attention._kv.by_split = by_split
+    assert attention._layers[0].kv.by_split == spec.latent
+    attention._layers[0].kv.by_split = by_split
     row = Row([0], KEYS - 1, [BlockId(1 + index) for index in range(-(-KEYS // BLOCK))])
     step = attention.begin(batch_of([row], layout))
     q_TNH, k_TKH = torch.ones(1, HEADS, DIM), torch.ones(1, 1, DIM)

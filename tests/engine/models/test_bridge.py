@@ -10,6 +10,7 @@ import logging
 import shutil
 import sys
 from collections.abc import Callable, Sequence
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +20,9 @@ import torch
 from baton_engine.config.families import read_config
 from baton_engine.errors import EngineError, SettingsError, UnsupportedModel, WeightsError
 from baton_engine.interface import ComputedStep, Launched, Row, RowResult
+from baton_engine.layers.parameter import WeightSlots
 from baton_engine.memory.estimate import count_weights
+from baton_engine.models.bridge.kernels import use_kernels
 from baton_engine.models.bridge.learn import window_of
 from baton_engine.runner.state_check import check_state
 from baton_protocol.layout import KVLayout
@@ -127,10 +130,12 @@ def test_without_transformers_the_error_says_what_to_install(
         read_config(folder)
 
 
+@pytest.mark.parametrize("name", ["mistral-window", "gpt-oss"])
 def test_model_impl_chooses_whose_code_computes_a_model(
-    tiny_model: TinyModel, caplog: pytest.LogCaptureFixture
+    name: str, tiny_model: TinyModel, caplog: pytest.LogCaptureFixture
 ) -> None:
-    folder, prompts = tiny_model("mistral-window"), [prompt_of(90), prompt_of(7)]
+    """With windows, with and without attention sinks."""
+    folder, prompts = tiny_model(name), [prompt_of(90), prompt_of(7)]
     engines = {}
     for impl in ("auto", "transformers"):
         caplog.clear()
@@ -238,6 +243,61 @@ def test_bfloat16_runs_and_gives_float32_logits(tiny_model: TinyModel) -> None:
     engine = small_engine(tiny_model("olmo2"), dtype="bfloat16")
     [ids] = generate_ids(engine, [prompt_of(50)])
     assert len(ids) == 64
+
+
+class Scaled(torch.nn.Module):
+    """An RMSNorm whose outputs are a thousandth larger."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight, self.eps = torch.nn.Parameter(torch.randn(64)), 1e-6
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return 1.001 * torch.nn.functional.rms_norm(x, (64,), self.weight, self.eps)
+
+
+def _mlp(activation: torch.nn.Module) -> torch.nn.Module:
+    llama: Any = import_module("transformers.models.llama.modeling_llama")
+    mlp: torch.nn.Module = llama.LlamaMLP(llama.LlamaConfig(hidden_size=64, intermediate_size=96))
+    mlp.act_fn = activation
+    return mlp
+
+
+def _norm_of(family: str, name: str) -> torch.nn.Module:
+    module = import_module(f"transformers.models.{family}.modeling_{family}")
+    norm: torch.nn.Module = getattr(module, name)(64)
+    torch.nn.init.normal_(norm.weight)  # type: ignore[arg-type]
+    return norm
+
+
+# Modules, and whether Baton's kernels compute the same.
+KERNELS: dict[str, tuple[Callable[[], torch.nn.Module], bool]] = {
+    "RMSNorm": (lambda: _norm_of("llama", "LlamaRMSNorm"), True),
+    "RMSNorm of 1 + weight": (lambda: _norm_of("gemma", "GemmaRMSNorm"), True),
+    "LayerNorm": (lambda: torch.nn.LayerNorm(64, bias=False), False),
+    "scaled RMSNorm": (Scaled, False),
+    "MLP with silu": (lambda: _mlp(torch.nn.SiLU()), True),
+    "MLP with gelu": (lambda: _mlp(torch.nn.GELU()), False),
+    "MLP with a clamped gate": (
+        lambda: _mlp(torch.nn.Sequential(torch.nn.Hardtanh(-7.0, 7.0), torch.nn.SiLU())),
+        False,
+    ),
+}
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("name", KERNELS)
+@torch.inference_mode()
+def test_kernels_replace_what_computes_the_same(name: str, dtype: torch.dtype) -> None:
+    make, replaced = KERNELS[name]
+    torch.manual_seed(0)
+    module = make().to(dtype)
+    x_1TD = torch.randn(1, 7, 64).to(dtype)
+    expected_1TD = module(x_1TD)
+    use_kernels(module, WeightSlots(dtype, torch.device("cpu")))
+    assert ("forward" in vars(module)) == replaced
+    bound = 8 * torch.finfo(dtype).eps
+    torch.testing.assert_close(module(x_1TD), expected_1TD, rtol=bound, atol=bound)
 
 
 WINDOWED: dict[str, tuple[Callable[..., Any], int | None]] = {

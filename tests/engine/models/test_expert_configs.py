@@ -318,7 +318,7 @@ def test_a_checkpoint_may_have_all_experts_of_a_layer_in_two_tensors(
     assert "model.layers.1.mlp.experts.gate_up_proj" in load_file(folder / SINGLE_NAME)
     prompt = prompt_of(40, seed=8)
     [ids] = generate_ids(small_engine(folder), [prompt])
-    compare(reference(source, prompt, 64), ids, Tally())
+    compare(reference(source, prompt, 64, ids), ids, Tally())
     tensors = load_file(folder / SINGLE_NAME)
     del tensors["model.layers.1.mlp.experts.down_proj"]
     save_file(tensors, folder / SINGLE_NAME)

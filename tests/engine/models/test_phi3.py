@@ -182,7 +182,7 @@ def test_ids_equal_those_of_transformers_on_both_sides_of_the_original_length(
     prompt = prompt_of(prompt_len, seed=4)
     params = msgspec.structs.replace(GREEDY, max_tokens=40)
     [ids] = generate_ids(build_torch(settings), [prompt], params)
-    compare(reference(folder, prompt, 40), ids, Tally())
+    compare(reference(folder, prompt, 40, ids), ids, Tally())
 
 
 def load(folder: Path) -> WeightSlots:

@@ -182,6 +182,39 @@ def test_harmless_fields_of_older_versions_are_read(changes: Json) -> None:
     assert read(with_changes("w8a8", **changes)) == read(LAYOUTS["w8a8"].config)
 
 
+@pytest.mark.parametrize(
+    ("layout", "changes"),
+    [
+        (
+            "gptq",
+            {
+                **{"modules_in_block_to_quantize": None, "block_name_to_quantize": None},
+                **{"dynamic": None, "adapter": None, "is_marlin_format": False, "lm_head": False},
+                **{"checkpoint_format": "gptq", "format": "GPTQ", "pack_dtype": "int32"},
+                **{"exllama_config": {"version": 1}, "use_exllama": True, "tokenizer": None},
+                "meta": {"quantizer": ["gptqmodel:5.0.0"]},
+            },
+        ),
+        (
+            "awq",
+            {
+                **{"backend": "autoawq", "do_fuse": False, "modules_to_fuse": None},
+                **{"version": "GEMM", "format": "gemm"},
+            },
+        ),
+        ("awq", {"modules_to_not_convert": ["lm_head"], "w_bit": 4, "q_group_size": 32}),
+    ],
+)
+def test_fields_that_say_nothing_about_weights_change_nothing(layout: str, changes: Json) -> None:
+    assert read(with_changes(layout, **changes)) == read(LAYOUTS[layout].config)
+
+
+def test_autoawqs_own_names_of_fields_are_read() -> None:
+    config = with_changes("awq", w_bit=4, q_group_size=32)
+    del config["bits"], config["group_size"]
+    assert read(config) == read(LAYOUTS["awq"].config)
+
+
 def schemes(config: Json, *names: str) -> list[WeightScheme | None]:
     found = read(config)
     return [found.scheme_of(name) for name in names]
@@ -205,6 +238,15 @@ def test_exact_names_go_before_expressions_and_expressions_before_classes() -> N
         *(f"model.layers.{layer}.mlp.{part}_proj" for layer in (0, 1) for part in ("up", "down")),
     )
     assert [scheme and scheme.numbers for scheme in found] == ["int8", "int4", "int8", "int8"]
+
+
+def test_ignored_layers_are_plain_whatever_else_names_them() -> None:
+    config: Any = LAYOUTS["w8a16"].config
+    [group] = config["config_groups"].values()
+    groups = {"a": {**group, "targets": ["Linear", *LAYERS]}}
+    ignore = ["lm_head", "re:.*gate$", "re:.*q_proj"]
+    found = schemes({**config, "config_groups": groups, "ignore": ignore}, *LAYERS)
+    assert [scheme is None for scheme in found] == [True, False, False, True, True]
 
 
 @pytest.mark.parametrize(

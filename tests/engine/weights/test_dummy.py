@@ -104,7 +104,7 @@ def test_ids_with_dummy_weights_equal_those_of_transformers_with_the_same_weight
     parameters = slots.parameters.items()
     tensors = {name: (each.place - each.offset).contiguous() for name, each in parameters}
     save_file(tensors, folder / SINGLE_NAME, {"format": "pt"})
-    compare(reference(folder, prompt, 64), ids, Tally())
+    compare(reference(folder, prompt, 64, ids), ids, Tally())
 
 
 def test_an_unknown_load_format_is_refused(tmp_path: Path) -> None:

@@ -176,7 +176,7 @@ def test_a_sharded_checkpoint_gives_the_ids_of_transformers(
     assert (folder / INDEX_NAME).is_file()
     prompt = prompt_of(40, seed=8)
     [ids] = generate_ids(small_engine(folder), [prompt])
-    compare(reference(whole, prompt, 64), ids, Tally())
+    compare(reference(whole, prompt, 64, ids), ids, Tally())
 
 
 @pytest.mark.parametrize(

@@ -15,13 +15,13 @@ import threading
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from baton_engine.sim.build import SimSettings
 from baton_kvstore.connection.client import OPERATION_TIMEOUT_S
 from baton_kvstore.data.tuning import Tuning
 from baton_node.engine.loop_context import LoopOptions
 from baton_protocol.ids import Epoch
 from baton_protocol.layout import VALUE_HEADER_BYTES, KVLayout
 from baton_protocol.link import RunJob
+from tests.support.kv_faults.kinds import KINDS, EngineSettings
 from tests.support.kv_faults.testbed import CHUNKS, SMALL, KVTestbed
 from tests.support.stores.kvstore import wait_until
 
@@ -74,7 +74,7 @@ class Cell:
 
     case: str
     run: Action
-    settings: SimSettings = SMALL
+    settings: EngineSettings = SMALL
     instances: int = 1
     long: bool = False
 
@@ -89,6 +89,14 @@ class Fault:
     checks: str
     deadline: Deadline
     cells: tuple[Cell, ...]
+
+
+def of_each_kind(case: str, run: Action) -> tuple[Cell, ...]:
+    """The case with each kind of KV."""
+    return tuple(
+        Cell(case=f"{case}, {kind}", run=run, settings=settings, long=True)
+        for kind, settings in KINDS.items()
+    )
 
 
 # --- moments --------------------------------------------------------------------------------------
@@ -119,7 +127,7 @@ def fetching(inject: Action, check: Action, *, link_stays: bool = False) -> Acti
         if not link_stays:
             testbed.link("d0", "data0").mend()
         testbed.finish("d0", testbed.request)
-        assert node.fetched() + len(node.lost()) == CHUNKS
+        assert node.fetched() + len(node.lost()) == len(testbed.travelling())
         check(testbed)
 
     return run
@@ -141,16 +149,17 @@ def publishing(inject: Action, check: Action, server: str = "data0") -> Action:
 
 def begin_publishing(testbed: KVTestbed, server: str) -> None:
     prefill, decode = testbed.node("p0"), testbed.node("d0")
-    puts = hold(testbed, "p0", "data0", testbed.late_keys(PUBLISHED, index=False))
+    travelling = testbed.travelling()
+    published = min(PUBLISHED, len(travelling) // 2)
+    late = travelling[published]
+    puts = hold(testbed, "p0", "data0", testbed.late_keys(late, index=False))
     gets = hold(testbed, "d0", "data0", {b"GETEX"})
     testbed.begin_hand_off("p0", "d0")
     testbed.spin(lambda: caught(puts) and caught(gets), "the middle of a hand-off")
-    testbed.spin(lambda: prefill.published() == PUBLISHED, "its first chunks")
+    testbed.spin(lambda: prefill.published() == published, "its first chunks")
     if server == "index":
         # Holding one connection keeps markers back.
-        marks = hold(
-            testbed, "p0", "index", testbed.late_keys(PUBLISHED, index=True), connections=1
-        )
+        marks = hold(testbed, "p0", "index", testbed.late_keys(late, index=True), connections=1)
         testbed.link("p0", "data0").mend()
         testbed.spin(lambda: caught(marks), "the next marker")
     assert decode.fetched() == 0
@@ -190,10 +199,10 @@ def some_lost(testbed: KVTestbed) -> None:
     assert node.loop.counters["lost_chunks"] == len(node.lost())
 
 
-def some_refused(testbed: KVTestbed, puts: int = CHUNKS) -> None:
-    """Assert that some of the `puts` puts were refused. A put's deadline may be after the request's
-    end, so wait for it."""
-    node = testbed.node("p0")
+def some_refused(testbed: KVTestbed, prompts: int = 1) -> None:
+    """Assert that some of the puts of this number of prompts were refused. A put's deadline may be
+    after the request's end, so wait for it."""
+    node, puts = testbed.node("p0"), prompts * len(testbed.travelling())
     testbed.spin(lambda: bool(node.refused()) or node.published() == puts, "a refused put")
     assert node.refused()
 
@@ -204,9 +213,9 @@ def some_unmarked(testbed: KVTestbed) -> None:
 
 def all_fetched(testbed: KVTestbed) -> None:
     """Assert that each chunk was fetched and used."""
-    node = testbed.node("d0")
-    assert (node.fetched(), node.lost()) == (CHUNKS, [])
-    assert node.loop.counters["reused_chunks"] == CHUNKS
+    node, chunks = testbed.node("d0"), len(testbed.travelling())
+    assert (node.fetched(), node.lost()) == (chunks, [])
+    assert node.loop.counters["reused_chunks"] == chunks
 
 
 def lost(count: int, reason: str) -> Action:
@@ -217,9 +226,9 @@ def lost(count: int, reason: str) -> Action:
         node = testbed.node("d0")
         assert len(node.lost()) == count, node.lost()
         assert all(reason in each for each in node.lost()), node.lost()
-        counters = node.loop.counters
-        assert (counters["lost_chunks"], counters["fetched_chunks"]) == (count, CHUNKS - count)
-        assert counters["reused_chunks"] == CHUNKS - count
+        counters, others = node.loop.counters, len(testbed.travelling()) - count
+        assert (counters["lost_chunks"], counters["fetched_chunks"]) == (count, others)
+        assert counters["reused_chunks"] == others
         wait_until(lambda: testbed.marked().count(False) == count, "wrong markers to be dropped")
 
     return act

@@ -14,7 +14,6 @@ from dataclasses import replace
 import msgspec
 import pytest
 
-from baton_engine.sim.build import build_sim
 from baton_kvstore.data.chunk_format import chunk_spec, epoch_digest, fingerprint_digest, seal
 from baton_kvstore.keys import chunk_key, inbox_key, marker_key
 from baton_protocol.ids import BlockId, Epoch, Fingerprint, NodeId
@@ -32,10 +31,10 @@ from tests.faults.kv.cells import (
     nothing_fetched,
     stored,
 )
-from tests.support.kv_faults.testbed import CHUNKS, OUTPUTS, SMALL, KVTestbed
+from tests.support.kv_faults.kinds import KINDS, EngineSettings, build_engine
+from tests.support.kv_faults.testbed import CHUNKS, OUTPUTS, SMALL, TARGET, KVTestbed
 from tests.support.stores.kvstore import wait_until
 
-TARGET = 5
 HOUR_S = 3600.0
 # Another fingerprint, although the same tokens have the same KV bytes.
 OTHER_MODEL = replace(SMALL, vocab_size=260)
@@ -46,8 +45,9 @@ def copy_chunks(testbed: KVTestbed, fingerprint: Fingerprint, request: Request) 
     """Copy another model's or tenant's chunks of this prompt to the keys of the testbed's
     request."""
     foreign = testbed.names_of("p0", request)
+    first = testbed.travelling().start
     with testbed.client("index") as index, testbed.client("data0") as data:
-        for own_name, foreign_name in zip(testbed.names(), foreign, strict=True):
+        for own_name, foreign_name in zip(testbed.names()[first:], foreign[first:], strict=True):
             own_key = chunk_key(testbed.fingerprint, own_name)
             assert data.copy(chunk_key(fingerprint, foreign_name), own_key, replace=True)
             assert index.copy(
@@ -58,17 +58,17 @@ def copy_chunks(testbed: KVTestbed, fingerprint: Fingerprint, request: Request) 
 # --- fingerprint and tenant -----------------------------------------------------------------------
 
 
-def foreign_model(*, copied: bool) -> Action:
+def foreign_model(*, copied: bool, other: EngineSettings = OTHER_MODEL) -> Action:
     def run(testbed: KVTestbed) -> None:
-        node = testbed.node("p0", OTHER_MODEL)
+        node, chunks = testbed.node("p0", other), len(testbed.travelling())
         fingerprint = node.engine.info.fingerprint
         assert fingerprint != testbed.fingerprint
         testbed.try_publish(testbed.request)
-        assert node.published() == CHUNKS
+        assert node.published() == chunks
         testbed.node("d0")
         testbed.inject(lambda s: copy_chunks(s, fingerprint, s.request) if copied else None)
         testbed.run("d0")
-        (lost(CHUNKS, "fingerprint") if copied else nothing_fetched)(testbed)
+        (lost(chunks, "fingerprint") if copied else nothing_fetched)(testbed)
 
     return run
 
@@ -188,7 +188,7 @@ def other_low_bits(testbed: KVTestbed) -> None:
 
 def ids_with_expected_pages(testbed: KVTestbed) -> list[int]:
     """Return the ids of an engine whose pages are the expected ones."""
-    engine = build_sim(testbed.settings)
+    engine = build_engine(testbed.settings)
     reservation = engine.reserve(testbed.request)
     assert reservation is not None
     expected = testbed.expected_pages()
@@ -273,6 +273,15 @@ FAULTS: tuple[Fault, ...] = (
         cells=(
             Cell(case="unchanged", run=foreign_model(copied=False)),
             Cell(case="copied", run=foreign_model(copied=True)),
+            *(
+                Cell(
+                    case=f"copied, {kind}",
+                    run=foreign_model(copied=True, other=replace(settings, other_weights=True)),
+                    settings=settings,
+                    long=True,
+                )
+                for kind, settings in KINDS.items()
+            ),
         ),
     ),
     Fault(

@@ -17,6 +17,7 @@ from tests.faults.kv.cells import (
     fetching,
     lost,
     nothing_fetched,
+    of_each_kind,
     publishing,
     some_lost,
     some_refused,
@@ -33,6 +34,12 @@ def on(act: str, servers: tuple[str, ...]) -> Action:
         testbed.break_servers(act, *servers)
 
     return inject
+
+
+def kill_and_cut(testbed: KVTestbed) -> None:
+    """Kill the data server, and lose what it has sent."""
+    on("kill", DATA)(testbed)
+    testbed.link("d0", "data0").cut()
 
 
 def flush(*servers: str) -> Action:
@@ -58,15 +65,23 @@ def fill(server: str, policy: str) -> Action:
 def other_prompt_refused(testbed: KVTestbed) -> None:
     """Assert that a full server accepts no more chunks. The reads were served before."""
     testbed.try_publish(testbed.make_request("other", OTHER))
-    some_refused(testbed, 2 * CHUNKS)
+    some_refused(testbed, prompts=2)
 
 
 def timed_out(testbed: KVTestbed) -> None:
     assert any("in time" in reason for reason in testbed.node("d0").lost())
 
 
-def _server_fault(name: str, how: str, act: str, deadline: Deadline, short: Sequence[str]) -> Fault:
-    """A fault of a server, for each role and moment. The `short` cases run always."""
+def _server_fault(
+    name: str,
+    how: str,
+    act: str,
+    deadline: Deadline,
+    short: Sequence[str],
+    for_kinds: Sequence[tuple[str, Action]] = (),
+) -> Fault:
+    """A fault of a server, for each role and moment. The `short` cases run always. Those in
+    `for_kinds` run with each kind of KV."""
     data_check = all_of(some_lost, some_refused) if act != "restart" else some_lost
     index_check = some_refused if act != "restart" else some_unmarked
     runs = (
@@ -83,7 +98,10 @@ def _server_fault(name: str, how: str, act: str, deadline: Deadline, short: Sequ
         how=how,
         checks="the server's chunks are not fetched; puts in flight are refused",
         deadline=deadline,
-        cells=tuple(Cell(case=case, run=run, long=case not in short) for case, run in runs),
+        cells=(
+            *(Cell(case=case, run=run, long=case not in short) for case, run in runs),
+            *(cell for case, run in for_kinds for cell in of_each_kind(case, run)),
+        ),
     )
 
 
@@ -109,6 +127,10 @@ FAULTS: tuple[Fault, ...] = (
         "kill",
         Deadline(transfers=1, chunks=True),
         ("data, publishing", "index, stored"),
+        for_kinds=(
+            ("data, publishing", publishing(on("kill", DATA), all_of(some_lost, some_refused))),
+            ("data, fetching", fetching(kill_and_cut, some_lost)),
+        ),
     ),
     _server_fault(
         "gone for good",

@@ -29,9 +29,9 @@ from tests.faults.kv.cells import (
     stored,
 )
 from tests.faults.kv.races import TIGHT, Tally, destination_race, source_race
-from tests.faults.kv.values import FIRST, SHARDED, TARGET, change, flip, one_not_found, swap
+from tests.faults.kv.values import FIRST, SHARDED, change, flip, one_not_found, swap
 from tests.support.kv_faults.store_servers import KVServers
-from tests.support.kv_faults.testbed import CHUNKS, OTHER, OUTPUTS, SMALL, KVTestbed
+from tests.support.kv_faults.testbed import CHUNKS, OTHER, OUTPUTS, SMALL, TARGET, KVTestbed
 
 ROUNDS = 60  # at most: the first round with a wrong byte ends the race
 TURNS = 600  # at most, until the other request runs; without holds it runs at once

@@ -18,12 +18,11 @@ from baton_protocol.layout import VALUE_HEADER_BYTES
 from baton_protocol.link import RunJob
 from baton_protocol.store import Marker
 from baton_protocol.wire import Codec
-from tests.faults.kv.cells import Action, Cell, Deadline, Fault, lost, stored
-from tests.support.kv_faults.testbed import CHUNKS, OTHER, SMALL, KVTestbed
+from tests.faults.kv.cells import Action, Cell, Deadline, Fault, lost, of_each_kind, stored
+from tests.support.kv_faults.testbed import CHUNKS, OTHER, SMALL, TARGET, KVTestbed
 from tests.support.stores.kvstore import Transfers
 
 Change = Callable[[bytes], bytes]
-TARGET = 5  # a chunk in mid-prefix
 SHARDED = replace(SMALL, kv_shards=2)
 QUICK = Deadline()
 # Offsets of the header's fields (kvstore/baton_kvstore/data/chunk_format.py).
@@ -35,9 +34,11 @@ FIELDS = {
 FIRST = VALUE_HEADER_BYTES
 
 
-def change(edit: Change, chunks: Sequence[int] = (TARGET,), shard: int = 0) -> Action:
+def change(edit: Change, chunks: Sequence[int] | None = None, shard: int = 0) -> Action:
+    """Change the values of these chunks, or of the testbed's target."""
+
     def inject(testbed: KVTestbed) -> None:
-        for chunk in chunks:
+        for chunk in chunks or (testbed.target,):
             key = testbed.key(chunk, shard)
             testbed.overwrite(key, edit(testbed.value(key)))
 
@@ -85,9 +86,9 @@ def swap_across_prompts(chunks: Sequence[int]) -> Action:
     return run
 
 
-def delete_value(shard: int = 0, chunk: int = TARGET) -> Action:
+def delete_value(shard: int = 0) -> Action:
     def inject(testbed: KVTestbed) -> None:
-        key = testbed.key(chunk, shard)
+        key = testbed.key(testbed.target, shard)
         with testbed.holder(key) as client:
             client.delete(key)
 
@@ -224,7 +225,10 @@ FAULTS: tuple[Fault, ...] = (
         how="one chunk's value gets another length: 7 cases, and a payload of zeroes",
         checks="the chunk is counted lost as corrupt and its marker dropped; all others are used",
         deadline=QUICK,
-        cells=_cells(TRUNCATED, lost(1, "corrupt"), short=SHORT_CUTS),
+        cells=(
+            *_cells(TRUNCATED, lost(1, "corrupt"), short=SHORT_CUTS),
+            *of_each_kind("half", stored(TRUNCATED["half"], lost(1, "corrupt"))),
+        ),
     ),
     Fault(
         name="flipped byte",
@@ -240,6 +244,7 @@ FAULTS: tuple[Fault, ...] = (
             ),
             *_cells({"every chunk": FLIPPED["every chunk"]}, lost(CHUNKS, "corrupt")),
             *_cells({"of shard 1": change(flip(FIRST), shard=1)}, lost(1, "corrupt"), SHARDED),
+            *of_each_kind("last byte", stored(FLIPPED["last byte"], lost(1, "corrupt"))),
             Cell(case="each bit of the header", run=every_bit(lambda _: range(FIRST), range(8))),
             Cell(case="random payload bits", run=every_bit(random_positions, (0, 7)), long=True),
             Cell(
@@ -304,6 +309,7 @@ FAULTS: tuple[Fault, ...] = (
         deadline=QUICK,
         cells=(
             *_cells({"whole": delete_value()}, lost(1, "missing")),
+            *of_each_kind("whole", stored(delete_value(), lost(1, "missing"))),
             *_cells(
                 {f"shard {n}": delete_value(n) for n in (0, 1)},
                 lost(1, "missing"),

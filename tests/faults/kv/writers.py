@@ -18,9 +18,9 @@ from baton_kvstore.keys import marker_key
 from baton_node.store.base import ChunkFetched
 from baton_protocol.layout import VALUE_HEADER_BYTES
 from baton_protocol.link import NoFirstTokens, PrefillJob, RunJob
-from tests.faults.kv.cells import CONNECTIONS, Action, Cell, Deadline, Fault
-from tests.faults.kv.values import SHARDED, TARGET
-from tests.faults.kv.writer_process import WriterSettings
+from tests.faults.kv.cells import CONNECTIONS, Action, Cell, Deadline, Fault, of_each_kind
+from tests.faults.kv.values import SHARDED
+from tests.faults.kv.writer_process import EngineChoice, WriterSettings
 from tests.support.kv_faults.testbed import KVTestbed
 
 ROOT = Path(__file__).resolve().parents[3]
@@ -33,7 +33,7 @@ def in_value(shard: int) -> Step:
 
     def hold(testbed: KVTestbed) -> threading.Event:
         key, half = (
-            testbed.key(TARGET, shard),
+            testbed.key(testbed.target, shard),
             (VALUE_HEADER_BYTES + testbed.layout.shard_bytes) // 2,
         )
         return testbed.link("w0", "data0").hold_at(lambda words: words[-1] == key, half)
@@ -45,7 +45,7 @@ def before_value(shard: int) -> Step:
     """All shards before this one are acknowledged; this one is not sent."""
 
     def hold(testbed: KVTestbed) -> threading.Event:
-        key = testbed.key(TARGET, shard)
+        key = testbed.key(testbed.target, shard)
         return testbed.link("w0", "data0").hold_at(lambda words: words[-1] == key)
 
     return hold
@@ -53,13 +53,16 @@ def before_value(shard: int) -> Step:
 
 def before_marker(testbed: KVTestbed) -> threading.Event:
     """All shards are acknowledged."""
-    key = marker_key(testbed.fingerprint, testbed.names()[TARGET])
+    key = marker_key(testbed.fingerprint, testbed.names()[testbed.target])
     return testbed.link("w0", "index").hold_at(lambda words: words[-1] == key)
 
 
 def before_inbox(testbed: KVTestbed) -> threading.Event:
     """The marker is written; later announcements are not."""
-    key, passed = marker_key(testbed.fingerprint, testbed.names()[TARGET]), threading.Event()
+    key, passed = (
+        marker_key(testbed.fingerprint, testbed.names()[testbed.target]),
+        threading.Event(),
+    )
 
     def fits(words: tuple[bytes, ...]) -> bool:
         if words[-1] == key:
@@ -71,7 +74,7 @@ def before_inbox(testbed: KVTestbed) -> threading.Event:
 
 def after_announcement(testbed: KVTestbed) -> threading.Event:
     """All chunks up to this one are announced; the next one's put is in flight."""
-    key = testbed.key(TARGET + 1)
+    key = testbed.key(testbed.target + 1)
     return testbed.link("w0", "data0").hold_at(lambda words: words[-1] == key)
 
 
@@ -83,6 +86,7 @@ def killed(
     router then places the request again."""
 
     def run(testbed: KVTestbed) -> None:
+        target, travelling = testbed.target, testbed.travelling()
         caught = step(testbed)
         hold_later_chunks(testbed)
         decode = testbed.node("d0")
@@ -93,15 +97,15 @@ def killed(
                 lambda: caught.is_set() and is_at_step(testbed, shards, marked), "the step"
             )
             if announced:
-                testbed.spin(lambda: TARGET in fetched(testbed), "the announcement")
+                testbed.spin(lambda: target in fetched(testbed), "the announcement")
         finally:
             writer.kill()
             assert writer.wait(EXIT_S) == -9
         testbed.inject(cut_links)
         assert is_at_step(testbed, shards, marked)
         before = testbed.marked()
-        assert before[TARGET] == marked
-        assert before.count(True) <= TARGET + 1
+        assert testbed.is_marked(target) == marked
+        assert before.count(True) <= travelling.index(target) + 1
         if placed_again:
             place_again(testbed, before)
         else:
@@ -109,8 +113,9 @@ def killed(
                 NoFirstTokens(testbed.request.id, testbed.request.attempt, "its node was lost")
             )
             testbed.finish("d0", testbed.request)
-            assert (TARGET in fetched(testbed)) == announced
-            assert set(fetched(testbed)) <= {i for i, is_marked in enumerate(before) if is_marked}
+            assert (target in fetched(testbed)) == announced
+            announced_at_most = {i for i, known in zip(travelling, before, strict=True) if known}
+            assert set(fetched(testbed)) <= announced_at_most
         assert decode.lost() == []
 
     return run
@@ -119,7 +124,7 @@ def killed(
 def hold_later_chunks(testbed: KVTestbed) -> None:
     """Hold the puts of all chunks after this one: the job must be unfinished when its writer
     dies."""
-    later = testbed.late_keys(TARGET + 1, index=False)
+    later = testbed.late_keys(testbed.target + 1, index=False)
     for _ in range(CONNECTIONS):
         testbed.link("w0", "data0").hold_at(lambda words: words[-1] in later)
 
@@ -129,7 +134,7 @@ def start_writer(testbed: KVTestbed) -> subprocess.Popen[bytes]:
     settings = WriterSettings(
         index_url=testbed.link("w0", "index").url,
         data_urls=(testbed.link("w0", "data0").url,),
-        engine=testbed.settings,
+        engine=EngineChoice.of(testbed.settings),
         request=testbed.request,
         inbox=(decode.name, decode.epoch),
     )
@@ -146,8 +151,10 @@ def is_at_step(testbed: KVTestbed, shards: int, marked: bool) -> bool:
     """Return whether exactly `shards` of the chunk's values exist, and whether its marker exists as
     `marked` says."""
     with testbed.client("data0") as client:
-        stored = [client.exists(testbed.key(TARGET, s)) for s in range(testbed.layout.kv_shards)]
-    return sum(stored) == shards and testbed.marked()[TARGET] == marked
+        stored = [
+            client.exists(testbed.key(testbed.target, s)) for s in range(testbed.layout.kv_shards)
+        ]
+    return sum(stored) == shards and testbed.is_marked(testbed.target) == marked
 
 
 def cut_links(testbed: KVTestbed) -> None:
@@ -208,6 +215,15 @@ FAULTS: tuple[Fault, ...] = (
                     before_inbox, shards=1, marked=True, announced=False, placed_again=False
                 ),
                 long=True,
+            ),
+            *of_each_kind(
+                "before the marker", killed(before_marker, shards=1, marked=False, announced=False)
+            ),
+            *of_each_kind(
+                "after the inbox entry, not placed again",
+                killed(
+                    after_announcement, shards=1, marked=True, announced=True, placed_again=False
+                ),
             ),
             Cell(
                 case="before the first of two shards",

@@ -181,36 +181,6 @@ MORE_MODELS: dict[str, Tiny] = {
         },
         embed_std=0.03,
     ),
-    # Windows in other layers than by default, and a gate that is clamped often.
-    "gpt-oss-gqa4": Tiny(
-        "gpt_oss",
-        0.25,
-        {
-            **_sizes(8, 2, hidden=96, layers=3),
-            "head_dim": 16,
-            "sliding_window": 33,
-            "layer_types": ["full_attention", "sliding_attention", "sliding_attention"],
-            "num_local_experts": 7,
-            "num_experts_per_tok": 3,
-            "swiglu_limit": 0.5,
-            "swiglu_alpha": 1.2,
-            "rope_parameters": YARN_ROPE,
-        },
-    ),
-    "gpt-oss-one-expert": Tiny(
-        "gpt_oss",
-        0.2,
-        {
-            **_sizes(4, 4),
-            "head_dim": 24,
-            "intermediate_size": 40,
-            "num_local_experts": 3,
-            "num_experts_per_tok": 1,
-            "attention_bias": False,
-            "tie_word_embeddings": True,
-            "layer_types": ["full_attention"] * 2,
-        },
-    ),
     "qwen2": Tiny("qwen2", 0.2, {**_sizes(4, 2), "tie_word_embeddings": True}),
     "qwen2-mha-head40": Tiny("qwen2", 0.15, _sizes(3, 3, hidden=120)),
     "llama-head64": Tiny("llama", 0.2, {**_sizes(4, 2), "head_dim": 64}),
@@ -429,6 +399,21 @@ EXPERT_MODELS: dict[str, Tiny] = {
             "first_k_dense_replace": 1,
         },
     ),
+    # Layers without experts first; unlike the others, a bias of the latent, and tied.
+    "deepseek-v2-dense-bias-tied": Tiny(
+        "deepseek_v2",
+        0.2,
+        {
+            **_sizes(4, 4, hidden=96, layers=3),
+            **_latent(20, 12, 8, 12, None),
+            **_glm(5, 1),
+            "rope_parameters": {"rope_type": "default", "rope_theta": 1e4},
+            "attention_bias": True,
+            "n_shared_experts": 1,
+            "first_k_dense_replace": 2,
+            "tie_word_embeddings": True,
+        },
+    ),
     "deepseek-v3": Tiny(
         "deepseek_v3",
         0.2,
@@ -459,6 +444,50 @@ EXPERT_MODELS: dict[str, Tiny] = {
             "tie_word_embeddings": True,
         },
     ),
+    # Windows in other layers than by default, and a gate that is clamped often.
+    "gpt-oss-gqa4": Tiny(
+        "gpt_oss",
+        0.25,
+        {
+            **_sizes(8, 2, hidden=96, layers=3),
+            "head_dim": 16,
+            "sliding_window": 33,
+            "layer_types": ["full_attention", "sliding_attention", "sliding_attention"],
+            "num_local_experts": 7,
+            "num_experts_per_tok": 3,
+            "swiglu_limit": 0.5,
+            "swiglu_alpha": 1.2,
+            "rope_parameters": YARN_ROPE,
+        },
+    ),
+    "gpt-oss-one-expert": Tiny(
+        "gpt_oss",
+        0.2,
+        {
+            **_sizes(4, 4),
+            "head_dim": 24,
+            "intermediate_size": 40,
+            "num_local_experts": 3,
+            "num_experts_per_tok": 1,
+            "attention_bias": False,
+            "tie_word_embeddings": True,
+            "layer_types": ["full_attention"] * 2,
+        },
+    ),
+    "deepseek-v3-three-groups": Tiny(
+        "deepseek_v3",
+        0.15,
+        {
+            **_sizes(4, 4, hidden=96, layers=3),
+            **_latent(28, 8, 24, 40, 36),
+            **_glm(9, 4),
+            "rope_parameters": {"rope_type": "default", "rope_theta": 1e4},
+            "n_group": 3,
+            "topk_group": 2,
+            "n_shared_experts": 2,
+            "first_k_dense_replace": 2,
+        },
+    ),
     "glm4-moe-dense-odd": Tiny(
         "glm4_moe",
         0.15,
@@ -470,14 +499,15 @@ EXPERT_MODELS: dict[str, Tiny] = {
         },
     ),
 }
-# TINY_MODELS, and the models of families that are not among them.
+# TINY_MODELS, the models of families that are not among them, and all with experts.
 EACH_FAMILY = (
     *TINY_MODELS,
     *(
         name
-        for name, each in (MORE_MODELS | EXPERT_MODELS).items()
+        for name, each in MORE_MODELS.items()
         if each.kind not in {tiny.kind for tiny in TINY_MODELS.values()}
     ),
+    *EXPERT_MODELS,
 )
 # Architectures without a family here, which transformers' code computes.
 BRIDGE_MODELS: dict[str, Tiny] = {
@@ -627,6 +657,30 @@ def make_tiny_model(name: str, root: Path = CACHE) -> Path:
         if not folder.is_dir():  # otherwise another process was faster
             raise
     return folder
+
+
+def with_other_weights(folder: Path) -> Path:
+    """The folder of a model like the one in `folder`, with smaller weights; made if missing."""
+    import torch
+    from safetensors.torch import load_file, save_file
+
+    other = folder.parent / f"{folder.name}-other"
+    if other.is_dir():
+        return other
+    draft = Path(tempfile.mkdtemp(dir=folder.parent, prefix=".draft-"))
+    shutil.copytree(folder, draft, dirs_exist_ok=True, ignore=shutil.ignore_patterns(".*"))
+    weights = draft / "model.safetensors"
+    with torch.no_grad():
+        tensors = {name: 0.9 * tensor for name, tensor in load_file(weights).items()}
+    save_file(tensors, weights, {"format": "pt"})
+    draft.chmod(0o755)
+    try:
+        os.rename(draft, other)
+    except OSError:
+        shutil.rmtree(draft, ignore_errors=True)
+        if not other.is_dir():  # otherwise another process was faster
+            raise
+    return other
 
 
 def _save_model(spec: Tiny, folder: Path, *, seed: str) -> None:

@@ -68,14 +68,21 @@ class RecordingNode(LoopNode):
 
 
 def pages(node: LoopNode, request: Request) -> Pages:
-    """The bytes, over all shards, of the prompt's pages in the node's prefix cache."""
+    """The bytes, over all shards, of the prompt's pages in the node's prefix cache: of a block of
+    tokens, the pages of all groups of layers, without those that a window has left."""
     engine = node.engine
     request = msgspec.structs.replace(request, id=RequestId(f"pages-of-{request.id}"))
     reservation = engine.reserve(request)
     assert reservation is not None, "no blocks are free to reserve the prompt"
     try:
-        count = reservation.cached
-        return {reservation.hashes[i]: page(engine, reservation.blocks[i]) for i in range(count)}
+        groups = engine.info.layout.num_groups
+        blocks = [
+            reservation.blocks[i * groups : (i + 1) * groups] for i in range(reservation.cached)
+        ]
+        return {
+            name: b"".join(page(engine, block) for block in span if block)
+            for name, span in zip(reservation.hashes, blocks, strict=False)
+        }
     finally:
         engine.release(reservation)
 

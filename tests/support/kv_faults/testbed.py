@@ -1,6 +1,6 @@
 """A testbed for faults of the KV exchange: nodes on a store that exchange one prompt's KV.
 
-In: an engine's geometry, servers. Out: step loops in this process over real servers, with a
+In: an engine's settings, servers. Out: step loops in this process over real servers, with a
 LinkProxy between each node and each server; and the oracle: the ids that an undisturbed engine
 generates for the same request, and the bytes of its KV. A node is made at its first use.
 """
@@ -16,6 +16,7 @@ from dataclasses import replace
 from types import TracebackType
 
 import msgspec
+import numpy as np
 import redis
 
 from baton_engine.core.engine_core import EngineCore
@@ -29,6 +30,7 @@ from baton_protocol.link import FirstTokens, PrefillJob, RunJob
 from baton_protocol.request import Request
 from baton_protocol.store import Marker
 from baton_protocol.wire import Codec
+from tests.support.kv_faults.kinds import EngineSettings, build_engine
 from tests.support.kv_faults.nodes import Pages, RecordingConnector, RecordingNode, Wrap, pages
 from tests.support.kv_faults.store_servers import KVServers
 from tests.support.nodes.processes import make_request
@@ -40,6 +42,7 @@ from tests.support.wires.wire import WireLoop
 CHUNKS = 12
 BLOCK = 16  # tokens, and one block per chunk
 TAIL = 9
+TARGET = 5  # a chunk in mid-prefix
 OTHER = 1  # seed of another prompt
 OUTPUTS = 8
 SMALL = SimSettings(chunk_blocks=1, num_blocks=96, max_batched_tokens=2 * BLOCK)
@@ -51,12 +54,19 @@ TRIES = 3  # to store a prompt without a fault
 # Longer than a small command takes: otherwise a node on a busy machine computes stored chunks.
 LOOKUP_S = 2.0
 PATIENT_LOOKUP_S = 60.0
+ROUNDING = 1e-4
 TURN_S = 0.001  # interval of checks of a condition while no node has work
 
 
 def prompt_of(seed: int) -> bytes:
     """Return CHUNKS full chunks and a tail of printable characters."""
     return bytes((i * i * 31 + i * 7 + seed * 13) % 95 + 32 for i in range(CHUNKS * BLOCK + TAIL))
+
+
+def close(one: bytes, other: bytes) -> bool:
+    """Whether two pages have the same float32 numbers up to rounding."""
+    first, second = np.frombuffer(one, np.float32), np.frombuffer(other, np.float32)
+    return np.allclose(first, second, rtol=0.0, atol=ROUNDING)
 
 
 class KVTestbed:
@@ -66,7 +76,7 @@ class KVTestbed:
 
     def __init__(
         self,
-        settings: SimSettings,
+        settings: EngineSettings,
         servers: KVServers,
         *,
         limit_s: float = 0.0,
@@ -81,11 +91,13 @@ class KVTestbed:
         self._loop = WireLoop()
         self._links: dict[tuple[str, str], LinkProxy] = {}
         reference = replace(settings, num_blocks=SMALL.num_blocks)
-        self._reference = LoopNode("reference", reference)
+        self._reference = LoopNode("reference", engine=build_engine(reference))
         self._expected_ids: dict[tuple[tuple[int, ...], str], list[int]] = {}
         self._num_references = 0
         self._replaced_pages: Pages = {}
         self.request = self.make_request("r", 0)
+        # Of an engine that is exact up to rounding, pages may differ in the last bits.
+        self._exact = self._reference.engine.info.exact == "bitwise"
         self.layout = self._reference.engine.info.layout
         self.fingerprint = self._reference.engine.info.fingerprint
 
@@ -108,14 +120,14 @@ class KVTestbed:
     # --- nodes and links --------------------------------------------------------------------------
 
     def node(
-        self, name: str, settings: SimSettings | None = None, wrap: Wrap = lambda memory: memory
+        self, name: str, settings: EngineSettings | None = None, wrap: Wrap = lambda memory: memory
     ) -> RecordingNode:
         """Return the named node. Make it if it does not exist, with these `settings`, and with
         `wrap` around the memory that its transfers see."""
         if name not in self.nodes:
             self.nodes[name] = RecordingNode(
                 name,
-                settings or self.settings,
+                engine=build_engine(settings or self.settings),
                 connect=lambda engine: self._connect(name, engine, wrap),
                 fetch="always",
                 lookup_wait_s=PATIENT_LOOKUP_S if self.patient else LOOKUP_S,
@@ -181,8 +193,25 @@ class KVTestbed:
         hashes = self._reference.engine.block_hashes(request or self.request)
         return list(chunk_hashes(hashes, self.layout.chunk_blocks))
 
+    def travelling(self, request: Request | None = None) -> range:
+        """The indices of the prompt's chunks that a node publishes and another one fetches: if all
+        layers have windows, only those that the last window reaches."""
+        chunks, layout = len(self.names(request)), self.layout
+        return range(0 if layout.num_full_groups else layout.first_complete(chunks), chunks)
+
+    @property
+    def target(self) -> int:
+        """The chunk in mid-prefix that a fault of one chunk hits."""
+        travelling = self.travelling()
+        return TARGET if TARGET in travelling else travelling[len(travelling) // 2]
+
+    def is_marked(self, chunk: int) -> bool:
+        return self.marked()[chunk - self.travelling().start]
+
     def marked(self, request: Request | None = None) -> list[bool]:
-        keys = [marker_key(self.fingerprint, name) for name in self.names(request)]
+        """Whether each travelling chunk has a marker."""
+        names = self.names(request)[self.travelling(request).start :]
+        keys = [marker_key(self.fingerprint, name) for name in names]
         with self.client("index") as client:
             return [value is not None for value in client.mget(keys)]
 
@@ -381,4 +410,8 @@ class KVTestbed:
         """Return the indices of the prompt's pages in the node's cache with unexpected bytes."""
         request = request or self.request
         expected, actual = self.expected_pages(request), pages(self.node(name), request)
-        return [at for at, (block, data) in enumerate(actual.items()) if expected[block] != data]
+        return [
+            at
+            for at, (block, data) in enumerate(actual.items())
+            if expected[block] != data and (self._exact or not close(expected[block], data))
+        ]

@@ -35,6 +35,7 @@ from baton_node.store.redis_connector import StoreConnector
 from baton_protocol.ids import BlockId, Epoch, NodeId
 from baton_protocol.request import Request
 from baton_protocol.store import Marker, Priority
+from tests.support.stores.kvstore import PATIENT, patient_index
 
 Pages = npt.NDArray[np.uint8]  # [blocks with block 0, bytes of a block]
 E = TypeVar("E", bound=ConnectorEvent)
@@ -57,7 +58,8 @@ class NodeEnd:
             epoch=Epoch(epoch),
             fingerprint=engine.info.fingerprint,
         )
-        self._connector = StoreConnector(address, engine.memory)
+        # A server that is slow on a busy machine does not count as lost.
+        self._connector = StoreConnector(address, engine.memory, patient_index, PATIENT)
 
     def __enter__(self) -> NodeEnd:
         self._connector.start()
@@ -95,7 +97,15 @@ class NodeEnd:
         return reservation
 
     def pages_of(self, reservation: Reservation, chunk: int) -> tuple[BlockId, ...]:
-        return self.layout.chunk_of(reservation.blocks, chunk)
+        """The pages of a chunk as a node stores it: of an early chunk only those of the groups
+        of layers without a window."""
+        layout = self.layout
+        pages = layout.chunk_of(reservation.blocks, chunk)
+        chunks = len(reservation.hashes) // layout.chunk_blocks
+        if chunk < layout.first_complete(chunks):
+            pages = pages[: layout.num_full_groups * layout.chunk_blocks]
+        assert all(pages), f"the windows have left chunk {chunk}"
+        return pages
 
     def publish(self, reservation: Reservation, on_copied: Callable[[], None]) -> list[Marker]:
         """Publish all chunks of a prompt, and return their markers in order. `on_copied` is called
@@ -126,22 +136,28 @@ class NodeEnd:
         chunks: Iterable[int],
         into: Callable[[int], Sequence[BlockId]] | None = None,
     ) -> None:
-        """Fetch chunks into the reservation's own pages, or into those that `into` gives."""
+        """Fetch chunks, given by their places in refs(), into the reservation's own pages, or into
+        those that `into` gives for a chunk's index."""
         refs = self.refs(reservation)
         pages_for = into or (lambda chunk: self.pages_of(reservation, chunk))
-        indices = list(chunks)
-        for chunk in indices:
-            self._connector.fetch(refs[chunk], markers[chunk], pages_for(chunk), Priority.HANDOFF)
+        places = list(chunks)
+        for at in places:
+            pages = pages_for(refs[at].index)
+            self._connector.fetch(refs[at], markers[at], pages, Priority.HANDOFF)
         failures = [
-            event.reason for event in self._await(ChunkFetched, len(indices)) if not event.ok
+            event.reason for event in self._await(ChunkFetched, len(places)) if not event.ok
         ]
         assert failures == []
 
     def refs(self, reservation: Reservation) -> list[ChunkRef]:
-        """References to the prompt's full chunks."""
+        """References to the prompt's full chunks of which anything is stored."""
         size = self.layout.chunk_blocks
         names = reservation.hashes[size - 1 :: size]
-        return [ChunkRef(reservation.request, 1, index, name) for index, name in enumerate(names)]
+        return [
+            ChunkRef(reservation.request, 1, index, name)
+            for index, name in enumerate(names)
+            if self.pages_of(reservation, index)
+        ]
 
     def _await(self, kind: type[E], count: int) -> list[E]:
         """Wait for `count` events of a kind, remove them and return them."""

@@ -27,7 +27,7 @@ from tests.support.wires.witness import Witness
 
 READY_S = 280.0
 WAIT_S = 180.0
-POLL_S = 0.02
+POLL_S = 0.05
 SIM = ("--engine", "sim", "--chunk-blocks", "1", "--kv-blocks", "400", "--max-model-len", "2048")
 
 

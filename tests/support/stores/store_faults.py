@@ -84,7 +84,7 @@ class FaultyStore:
     @contextlib.contextmanager
     def client(self, name: str) -> Iterator[redis.Redis]:
         path = self.servers.url(name).removeprefix("unix://")
-        with redis.Redis(unix_socket_path=path, socket_timeout=WAIT_S) as client:
+        with redis.Redis(unix_socket_path=path, socket_timeout=WAIT_S, driver_info=None) as client:
             yield client
 
     # --- faults -----------------------------------------------------------------------------------

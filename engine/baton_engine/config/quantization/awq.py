@@ -20,7 +20,9 @@ from baton_engine.config.quantization.scheme import QuantizationConfig, WeightSc
 METHOD = "awq"
 BITS = (4,)
 LAYOUT = "awq gemm"
-VERSION, BACKEND = "gemm", "autoawq"
+VERSION = "gemm"
+# Backends are names of kernels, but this one has a packing of its own.
+LLM_AWQ = "llm-awq"
 # AutoAWQ has other names of keys in its own file.
 OTHER_NAMES: Mapping[str, str] = {"w_bit": "bits", "q_group_size": "group_size"}
 
@@ -43,8 +45,8 @@ def scheme_of(values: Mapping[str, Any], where: str) -> WeightScheme:
         version = fields.text(key)
         if version is not None and version.lower() != VERSION:
             raise refused(METHOD, key, version, VERSION)
-    if (backend := fields.text("backend")) not in (None, BACKEND):
-        raise refused(METHOD, "backend", backend, BACKEND)
+    if fields.text("backend") == LLM_AWQ:
+        raise refused(METHOD, "backend", LLM_AWQ, "autoawq")
     return WeightScheme(
         layout=LAYOUT,
         numbers=numbers_of(fields, METHOD, BITS),

@@ -7,6 +7,7 @@ whole config.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Mapping
 from typing import Any
 
@@ -77,20 +78,29 @@ def read(values: Mapping[str, Any]) -> QuantizationConfig:
     if not targets:
         raise fields.wrong("config_groups", values.get("config_groups"), "at least one group")
     names = fields.texts("ignore") or []
-    expressions = [name for name in names if name.startswith(REGEX)]
-    # Regular expressions apply in this order, too.
-    targets.sort(key=lambda item: (item[0] == ALL_LINEARS, REGEX in item[0], item[0]))
-    patterns = [
-        ANY if target == ALL_LINEARS else name_patterns([target], "targets")[0]
-        for target, _ in targets
-    ]
+    ignored = name_patterns([name for name in names if name.startswith(REGEX)], "ignore")
+    named: dict[str, WeightScheme | None] = dict.fromkeys(
+        name for name in names if not name.startswith(REGEX)
+    )
+    expressions: list[tuple[str, WeightScheme]] = []
+    classes: list[tuple[str, WeightScheme]] = []
+    for target, scheme in targets:
+        if target == ALL_LINEARS:
+            classes.append((ANY, scheme))
+        elif target.startswith(REGEX):
+            expressions.append((target, scheme))
+        else:
+            is_ignored = any(re.fullmatch(pattern, target) for pattern in ignored)
+            named.setdefault(target, None if is_ignored else scheme)
+    # The tool tries them in this order, whatever their order in the file.
+    expressions.sort(key=lambda item: item[0])
+    patterns = name_patterns([target for target, _ in expressions], "targets")
+    schemes = zip(patterns, (scheme for _, scheme in expressions), strict=True)
     return QuantizationConfig(
         method=METHOD,
-        schemes=tuple(
-            (pattern, scheme) for pattern, (_, scheme) in zip(patterns, targets, strict=True)
-        ),
-        ignored=name_patterns(expressions, "ignore"),
-        named=tuple((name, None) for name in names if not name.startswith(REGEX)),
+        schemes=(*schemes, *classes),
+        ignored=ignored,
+        named=tuple(named.items()),
     )
 
 

@@ -72,9 +72,9 @@ def _layout(fields: ConfigFields) -> str:
     for key in ("checkpoint_format", "format"):
         name = fields.text(key)
         if name is not None:
-            if name not in FORMATS:
+            if name.lower() not in FORMATS:
                 raise refused(METHOD, key, name, ", ".join(FORMATS))
-            formats[name] = key
+            formats[name.lower()] = key
     if len(formats) > 1:
         raise ModelError(
             f"{FILE}: checkpoint_format and format differ; expected one of {', '.join(FORMATS)}"

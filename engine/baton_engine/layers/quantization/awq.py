@@ -12,6 +12,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 import torch
+import torch.nn.functional as F
 
 from baton_engine.config.quantization.scheme import BITS, WeightScheme
 from baton_engine.layers.parameter import WeightSlots
@@ -37,9 +38,12 @@ class Awq:
         scales_GO = slots.tensor(f"{name}.scales", groups, outputs, dtype=torch.float32)
 
         def finish() -> QuantizedWeight:
-            codes_OI = _in_order(words_IW, bits)[:, :outputs].t()
+            codes_IO = _in_order(words_IW, bits)[:, :outputs]
+            if inputs % 2:
+                codes_IO = F.pad(codes_IO, (0, 0, 0, 1))
+            octets_OJ = (codes_IO[::2] | codes_IO[1::2] << 4).t().contiguous()
             zeros_GO = _in_order(zeros_GW, bits)[:, :outputs]
-            return weight_of(scheme, codes_OI, scales_GO, zeros_GO)
+            return weight_of(scheme, octets_OJ, inputs, scales_GO, zeros_GO)
 
         return finish
 

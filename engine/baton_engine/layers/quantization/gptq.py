@@ -20,6 +20,7 @@ from baton_engine.layers.parameter import WeightSlots
 from baton_engine.layers.quantization.packed_words import (
     WORD_BITS,
     group_of,
+    octets,
     unpacked,
     weight_of,
     words_of,
@@ -56,9 +57,9 @@ class Gptq:
         groups_I = slots.tensor(f"{name}.g_idx", inputs, dtype=torch.int32, default=NO_GROUP)
 
         def finish() -> QuantizedWeight:
-            codes_OI = unpacked(words_WO.t(), bits)[:, :inputs]
+            octets_OJ = octets(words_WO.t(), inputs, bits)
             zeros_GO = self._zeros(zeros, name, outputs)
-            weight = weight_of(scheme, codes_OI, scales_GO, zeros_GO)
+            weight = weight_of(scheme, octets_OJ, inputs, scales_GO, zeros_GO)
             in_files_order = bool((groups_I == NO_GROUP).all())
             return weight if in_files_order else in_group_order(weight, groups_I, f"{name}.g_idx")
 

@@ -1,7 +1,7 @@
 """Quantized weights of all experts of a layer in the tensors of MXFP4.
 
-`NAME_blocks` is uint8 [E, O, G, 16], with two 4-bit floats of a row in each byte, the first in the
-low half. `NAME_scales` is uint8 [E, O, G]: the exponents of powers of 2, plus 127. Unlike plain
+The tensor of a name with `_blocks` is uint8 [E, O, G, 16], with two 4-bit floats of a row in each byte, the first in the
+low half. The one with `_scales` is uint8 [E, O, G]: the exponents of powers of 2, plus 127. Unlike plain
 weights of the same experts, rows are outputs.
 
 Shapes: E experts; O and I an expert's output and input size, G groups of 32 inputs, J bytes of a

@@ -185,22 +185,31 @@ def dequantized(weight: QuantizedWeight) -> torch.Tensor:
 
 def rounded_inputs(x_TI: torch.Tensor, weight: QuantizedWeight) -> torch.Tensor:
     """x as float32, rounded as the weight's `activations` ask."""
-    wide_TI = x_TI.float()
     if weight.activations is None:
-        return wide_TI
-    if weight.activations == "int8":
+        return x_TI.float()
+    codes_TI, scale_T1 = input_codes(x_TI, weight.activations, weight.input_scale)
+    return codes_TI * scale_T1
+
+
+def input_codes(
+    x_TI: torch.Tensor, activations: Numbers, input_scale: float | None
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """The numbers to which x is rounded, before they are scaled, and the scale [T, 1] of each row,
+    both float32."""
+    wide_TI = x_TI.float()
+    if activations == "int8":
         largest, least, most = 127.0, -128.0, 127.0
     else:
         largest, least, most = 448.0, -448.0, 448.0
-    if weight.input_scale is not None:
-        scale = torch.full_like(wide_TI[:, :1], weight.input_scale)
+    if input_scale is not None:
+        scale = torch.full_like(wide_TI[:, :1], input_scale)
     else:
         scale = wide_TI.abs().amax(1, keepdim=True).div_(largest)
         scale = torch.where(scale == 0, torch.ones_like(scale), scale)
     codes_TI = (wide_TI / scale).clamp(least, most)
-    if weight.activations == "int8":
-        return codes_TI.round() * scale
-    return codes_TI.to(torch.float8_e4m3fn).float() * scale
+    if activations == "int8":
+        return codes_TI.round(), scale
+    return codes_TI.to(torch.float8_e4m3fn).float(), scale
 
 
 def quantized_twin(

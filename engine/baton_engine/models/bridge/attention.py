@@ -10,8 +10,8 @@ and keys, V that of values.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from typing import Any, Protocol
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -22,24 +22,18 @@ from baton_engine.config.model_config import AttentionSpec
 
 # The name by which a model's config asks for this attention.
 NAME = "baton"
-# The attribute of each module through which it finds the calls of its model.
-CALLS = "baton_calls"
+# The attribute of each module with the function (Attend) that its model's layers call, one after
+# the other.
+ATTEND = "baton_attend"
+# The name by which layers pass their attention sinks.
+SINKS = "s_aux"
 
 
-class Calls(Protocol):
-    """What a model's layers call, one after the other."""
-
-    def attend(
-        self,
-        module: torch.nn.Module,
-        query: torch.Tensor,
-        key: torch.Tensor,
-        value: torch.Tensor,
-        options: Mapping[str, Any],
-    ) -> torch.Tensor:
-        """Attention outputs [1, T, N, V] of query [1, N, T, Q], key [1, K, T, Q] and value
-        [1, K, T, V]."""
-        ...
+# Computes attention outputs [1, T, N, V] of a module's query [1, N, T, Q], key [1, K, T, Q] and
+# value [1, K, T, V], with the options that transformers passes.
+Attend = Callable[
+    [torch.nn.Module, torch.Tensor, torch.Tensor, torch.Tensor, Mapping[str, Any]], torch.Tensor
+]
 
 
 def attend(
@@ -51,9 +45,9 @@ def attend(
     **options: Any,
 ) -> tuple[torch.Tensor, None]:
     """The function that transformers calls. The second of its results would be the weights."""
-    calls: Calls = getattr(module, CALLS)
+    compute: Attend = getattr(module, ATTEND)
     options["attention_mask"] = attention_mask
-    return calls.attend(module, query, key, value, options), None
+    return compute(module, query, key, value, options), None
 
 
 AttentionInterface.register(NAME, attend)
@@ -94,7 +88,11 @@ class StepCalls:
         heads = [
             _padded(tensor[0].transpose(0, 1), spec.head_dim) for tensor in (query, key, value)
         ]
-        out_TNH = self._attention.attend(layer, *heads)
+        sinks_N = options.get(SINKS)
+        if (sinks_N is not None) != spec.sinks:
+            raise AssertionError(f"layer {layer} has other attention sinks than at first")
+        sinks_N = None if sinks_N is None else sinks_N.float()
+        out_TNH = self._attention.attend(layer, *heads, sinks_N=sinks_N)
         return out_TNH[None, :, :, :wide]
 
 

@@ -16,7 +16,7 @@ import torch
 from transformers import AttentionInterface, AttentionMaskInterface, AutoModelForCausalLM
 
 from baton_engine.config.model_config import AttentionSpec
-from baton_engine.models.bridge.attention import CALLS, attend
+from baton_engine.models.bridge.attention import ATTEND, SINKS, attend
 from baton_engine.models.bridge.source import Source, refused
 
 # The name of the attention that learns; see attention.NAME. Only this one has a mask function.
@@ -27,12 +27,11 @@ MOST_POSITIONS = 1 << 17
 # The attribute of a mask with the number of its window.
 WINDOW = "baton_window"
 # Options of attention that do not change it, or that are read here.
-KNOWN_TENSORS = frozenset({"attention_mask", "position_ids", "cache_position"})
+KNOWN_TENSORS = frozenset({"attention_mask", "position_ids", "cache_position", SINKS})
 # Options that change attention in a way that no kernel of ours has.
 UNSUPPORTED = {
     "position_bias": "adds a bias to scores",
-    "s_aux": "has attention sinks",
-    "sinks": "has attention sinks",
+    "sinks": "has attention sinks per token",
     "indices": "attends to chosen tokens alone",
     "block_indices": "attends to chosen tokens alone",
 }
@@ -56,8 +55,8 @@ def learn(source: Source) -> Learned:
     module = _on_meta(source)
     calls = _LearningCalls()
     for each in module.modules():
-        setattr(each, CALLS, calls)
-    watched = _Watched(module)
+        setattr(each, ATTEND, calls.attend)
+    watched = _Watched(module, calls)
     tokens = torch.zeros(1, TOKENS, dtype=torch.int64, device="meta")
     try:
         with torch.no_grad(), watched:
@@ -137,6 +136,7 @@ class _LearningCalls:
                 scale=query.shape[-1] ** -0.5 if scale is None else float(scale),
                 window=_window_of(options),
                 soft_cap=options.get("softcap"),
+                sinks=_has_sinks(options, query.shape[1]),
             )
         )
         return query.new_empty(1, TOKENS, query.shape[1], value.shape[-1])
@@ -153,6 +153,15 @@ def _check_options(module: torch.nn.Module, options: Mapping[str, Any]) -> None:
     causal = getattr(module, "is_causal", True) if asked is None else asked
     if causal is False and options["attention_mask"] is None:
         raise _Refused("it attends to later tokens, too")
+
+
+def _has_sinks(options: Mapping[str, Any], heads: int) -> bool:
+    sinks_N = options.get(SINKS)
+    if sinks_N is None:
+        return False
+    if tuple(sinks_N.shape) != (heads,):
+        raise _Refused(f"its attention sinks are not one number per head ({SINKS})")
+    return True
 
 
 def _window_of(options: Mapping[str, Any]) -> int | None:
@@ -203,8 +212,8 @@ AttentionMaskInterface.register(NAME, _mask)
 class _Watched:
     """Notes the first module that the model's own forward() calls, as a context."""
 
-    def __init__(self, module: torch.nn.Module) -> None:
-        self._module, self._depth = module, 0
+    def __init__(self, module: torch.nn.Module, calls: _LearningCalls) -> None:
+        self._calls, self._depth = calls, 0
         self._names = {id(each): name for name, each in module.named_modules()}
         self.name, self.output, self.calls_inside = "", None, 0
 
@@ -229,7 +238,7 @@ class _Watched:
         self._depth -= 1
         if self._depth == 1 and self._names[id(module)] == self.name:
             self.output = output
-            self.calls_inside = len(getattr(module, CALLS).layers)
+            self.calls_inside = len(self._calls.layers)
 
 
 def _cached(layer: AttentionSpec, longest: int) -> AttentionSpec:

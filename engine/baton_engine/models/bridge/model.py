@@ -20,7 +20,8 @@ import torch
 from baton_engine.attention.interface import StepAttention
 from baton_engine.config.model_config import ModelConfig
 from baton_engine.layers.parameter import WeightSlots
-from baton_engine.models.bridge.attention import CALLS, NAME, StepCalls
+from baton_engine.models.bridge.attention import ATTEND, NAME, StepCalls
+from baton_engine.models.bridge.kernels import use_kernels
 from baton_engine.models.bridge.products import pack_linears
 from baton_engine.models.bridge.source import find_source
 from baton_engine.models.bridge.weights import load_module, random_module
@@ -33,9 +34,10 @@ class BridgeModel:
         self.ops = slots.ops
         self.bits = ""  # transformers' products depend on the batch
         self._calls = StepCalls(config.bridge.layers)
+        use_kernels(module, slots)
         pack_linears(module, slots)
         for each in module.modules():
-            setattr(each, CALLS, self._calls)
+            setattr(each, ATTEND, self._calls.attend)
         self._module: Any = module
         self._device = slots.device
         backbone: Any = module.get_submodule(config.bridge.backbone)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -53,11 +54,11 @@ class _RecordingOps(TorchOps):
         return super().pack_experts(weights)
 
 
-def numbers_of(folder: Path) -> torch.Tensor:
+def numbers_of(folder: Path, load: Callable[..., None] = load_weights) -> torch.Tensor:
     """One number after the other: parts of stacked weights follow each other in any case."""
     config = replace(read_config(folder), dtype="float32")
     slots = RecordingSlots(quantization=config.quantization)
     build_model(config, slots)
-    load_weights(folder, config, slots)
+    load(folder, config, slots)
     slots.finish()
     return torch.cat(slots.recorded)

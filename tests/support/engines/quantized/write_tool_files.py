@@ -233,7 +233,9 @@ def _compressed(base: Path, folder: Path, case: list[tuple[str, Arguments, Argum
         scale, zero = parameters(rows.amin(1), rows.amax(1), scheme.weights, whole)
         module.weight_scale.data.copy_(scale.view(module.weight_scale.shape))
         if hasattr(module, "weight_zero_point"):
-            module.weight_zero_point.data.copy_(zero.float().round().view(module.weight_scale.shape))
+            module.weight_zero_point.data.copy_(
+                zero.float().round().view(module.weight_scale.shape)
+            )
         if getattr(module, "input_scale", None) is not None:
             module.input_scale.data.fill_(1 / 32)
     compressor = import_module("compressed_tensors.compressors").ModelCompressor

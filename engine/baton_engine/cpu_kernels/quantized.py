@@ -1,0 +1,461 @@
+"""Products with quantized weights on a CPU: codes stay 4 or 8 bits in memory, and become numbers in
+registers.
+
+In: rows x [T, I] and packed weights, one or one per expert. Out: [T, O].
+
+The weights are packed in blocks of 64 outputs (see `quantized_block`). An output is a chain of
+additions for each group of inputs; the groups' sums, times their scales, are added in ascending
+order. Six rows are computed at a time, in the same order as one, so the bits of a row depend
+neither on other rows nor on threads. Sums are float32, also for rows in bfloat16, and the result is
+rounded once. Threads take in turn what is a block and a part of the rows.
+
+Shapes: T rows, O and I a linear's output and input size, E experts, 1 for a linear layer, G groups
+of inputs, P computed rows, U parts of them; B blocks, H pairs of inputs, Y bytes of a pair's codes
+in a block, W outputs of a block.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import Any
+
+import llvmlite.binding as llvm
+import numba
+import numpy as np
+import numpy.typing as npt
+import torch
+import torch.nn.functional as F
+
+from baton_engine.config.quantization.scheme import BITS, Numbers
+from baton_engine.cpu_kernels.openmp import (
+    COUNTER,
+    NONE_TAKEN,
+    inlined,
+    keep_until_here,
+    run_kernel,
+)
+from baton_engine.cpu_kernels.quantized_block import (
+    PAIR_BYTES,
+    VECTORS,
+    BlockKind,
+    Decoding,
+    group_product,
+    group_unpacking,
+    places_of_bytes,
+    row_sum,
+)
+from baton_engine.cpu_kernels.vectors import (
+    COLUMNS,
+    LANES,
+    add,
+    broadcast,
+    fma,
+    load,
+    load_address,
+    load_number,
+    multiply,
+    rounded_to_bf16,
+    store,
+    store_address,
+    store_bf16,
+    take_next,
+    zeros,
+)
+
+# Rows that are multiplied together, and their bytes of sums.
+ROWS, ROW_SUMS = 6, 4 * COLUMNS
+# Rows that a thread computes at a time with a block, at most.
+PART_ROWS = 192
+# With more rows, a group's numbers are stored and read again. Looking them up twice is faster than
+# that with AVX-512 BF16, and slower in float32.
+FEW_ROWS, FEW_FP32_ROWS = 24, 6
+# Blocks that are packed together, which bounds the memory that packing takes.
+PACKED_BLOCKS = 64
+# A chain of additions has at most this number of inputs; larger groups are several with one scale.
+CHAIN = 512
+
+# NUMBA_CPU_NAME compiles for another CPU than this one.
+_FEATURES = {} if numba.config.CPU_NAME else llvm.get_host_cpu_features()
+_WIDE = bool(_FEATURES.get("avx512f"))
+_NATIVE = all(_FEATURES.get(name) for name in ("avx512bf16", "avx512vbmi", "avx512bw"))
+
+# The argument of the kernels. The addresses are of arrays: `parts` int64 [U, 3], an expert and its
+# rows [begin, end); `sources` and `targets` int64 [P], rows of `source` and `target`, or 0 if they
+# are 0, 1, 2, ...; `codes` [E, B, H, Y], `scales` and `shifts` float32 [E, B, G, W], `bias` float32
+# [E, B, W]; `factors` float32, one per row of `source`. `shifts`, `bias` and `factors` may be 0.
+_PRODUCT = np.dtype(
+    [
+        COUNTER,
+        *((name, np.int64) for name in ("part_count", "parts", "sources", "targets")),
+        *((name, np.int64) for name in ("blocks", "pairs", "group_pairs", "groups", "codes")),
+        *((name, np.int64) for name in ("scales", "shifts", "bias", "tables", "factors")),
+        *((name, np.int64) for name in ("source", "source_bytes", "target", "outputs", "rounded")),
+    ],
+    align=True,
+)
+
+
+@dataclass(frozen=True, slots=True)
+class PackedWeight:
+    """A weight in blocks of outputs, or one per expert. Outputs and inputs that complete a block or
+    a pair have any code and the scale 0, or an input that is 0."""
+
+    numbers: Numbers
+    codes_EBHY: torch.Tensor  # uint8
+    scales_EBGW: torch.Tensor  # float32
+    shifts_EBGW: torch.Tensor | None
+    bias_EBW: torch.Tensor | None  # float32
+    table: tuple[float, ...]  # the numbers of 4-bit codes
+    group: int
+    outputs: int
+    inputs: int
+
+
+@dataclass(frozen=True, slots=True)
+class Places:
+    """Which row of x each computed row is, and which row of the outputs."""
+
+    sources_P: npt.NDArray[np.int64]
+    targets_P: npt.NDArray[np.int64]
+
+    def addresses(self) -> tuple[int, int]:
+        return self.sources_P.ctypes.data, self.targets_P.ctypes.data
+
+
+def can_pack(group: int, inputs: int) -> bool:
+    """Whether no group but the last ends within a pair of inputs."""
+    return group % 2 == 0 or group >= inputs
+
+
+def pack_weight(
+    numbers: Numbers,
+    codes_EOI: Callable[[int, slice], torch.Tensor],
+    scales_EOG: torch.Tensor,
+    shifts_EOG: torch.Tensor | None,
+    bias_EO: torch.Tensor | None,
+    table: tuple[float, ...],
+    group: int,
+    inputs: int,
+) -> PackedWeight:
+    """`codes_EOI` gives some outputs' codes of an expert, uint8 [O, I]."""
+    experts, outputs, _ = scales_EOG.shape
+    group = min(group, inputs)
+    if group > CHAIN and (group == inputs or group % CHAIN == 0):
+        chains = torch.arange(-(-inputs // CHAIN)) * CHAIN // group
+        scales_EOG = scales_EOG[..., chains]
+        shifts_EOG = None if shifts_EOG is None else shifts_EOG[..., chains]
+        group = CHAIN
+    blocks, pairs = -(-outputs // COLUMNS), -(-inputs // 2)
+    bits = BITS[numbers]
+    codes_EBHY = torch.empty(experts, blocks, pairs, PAIR_BYTES * bits, dtype=torch.uint8)
+    for expert in range(experts):
+        for first in range(0, blocks, PACKED_BLOCKS):
+            rows = slice(first * COLUMNS, min((first + PACKED_BLOCKS) * COLUMNS, outputs))
+            codes_OI = codes_EOI(expert, rows)
+            codes_OI = F.pad(codes_OI, (0, inputs % 2, 0, -len(codes_OI) % COLUMNS))
+            codes_BWHN = codes_OI.view(-1, COLUMNS, pairs, 2)
+            packed = _packed_halves(codes_BWHN) if bits == 4 else _packed_bytes(codes_BWHN)
+            codes_EBHY[expert, first : first + PACKED_BLOCKS] = packed
+    return PackedWeight(
+        numbers=numbers,
+        codes_EBHY=codes_EBHY,
+        scales_EBGW=_in_blocks(scales_EOG),
+        shifts_EBGW=None if shifts_EOG is None else _in_blocks(shifts_EOG),
+        bias_EBW=None if bias_EO is None else _in_blocks(bias_EO[:, :, None]).squeeze(2),
+        table=table,
+        group=group,
+        outputs=outputs,
+        inputs=inputs,
+    )
+
+
+def _packed_halves(codes_BWHN: torch.Tensor) -> torch.Tensor:
+    """[B, H, Y] of 4-bit codes: a word's codes are 2 inputs of 4 outputs."""
+    blocks, _, pairs, _ = codes_BWHN.shape
+    parts = codes_BWHN.view(blocks, VECTORS, LANES, pairs, 2).permute(0, 3, 2, 4, 1)
+    parts = parts.reshape(blocks, pairs, PAIR_BYTES * 4, 2)
+    return parts[..., 0] | parts[..., 1] << 4
+
+
+def _packed_bytes(codes_BWHN: torch.Tensor) -> torch.Tensor:
+    """[B, H, Y] of 8-bit codes."""
+    blocks, _, pairs, _ = codes_BWHN.shape
+    order = torch.tensor([output * 2 + one for output, one in places_of_bytes()])
+    return codes_BWHN.permute(0, 2, 1, 3).reshape(blocks, pairs, -1)[..., order]
+
+
+def _in_blocks(values_EOG: torch.Tensor) -> torch.Tensor:
+    experts, outputs, groups = values_EOG.shape
+    values = F.pad(values_EOG.float(), (0, 0, 0, -outputs % COLUMNS))
+    return values.view(experts, -1, COLUMNS, groups).transpose(2, 3).contiguous()
+
+
+def signed_halves(codes: torch.Tensor) -> torch.Tensor:
+    """int8 codes as the sign and magnitude of the number + 1/2 (see `quantized_block`), uint8."""
+    return (codes ^ ((codes >> 7) & 0x7F)).view(torch.uint8)
+
+
+@lru_cache
+def _tables(numbers: Numbers, table: tuple[float, ...], native: bool) -> torch.Tensor:
+    """What the kernels look up."""
+    if BITS[numbers] == 4:
+        exact = torch.tensor(table)
+        if not native:
+            return exact
+        near = exact.bfloat16()
+        rest = (exact - near.float()).bfloat16()
+        return torch.cat([near, near, rest, rest])
+    if numbers == "int8":
+        found = (torch.arange(128) + 0.5).bfloat16()
+    else:
+        found = torch.arange(128, dtype=torch.uint8).view(torch.float8_e4m3fn).bfloat16()
+    lower, upper = found.view(torch.uint8).view(128, 2).unbind(1)
+    return torch.cat([upper, lower])
+
+
+def _kernel_of(packed: PackedWeight, dtype: torch.dtype) -> tuple[Any, torch.Tensor]:
+    """The kernel for rows of `dtype`, and its tables."""
+    bf16 = dtype == torch.bfloat16
+    native = bf16 and _NATIVE
+    tables = _tables(packed.numbers, packed.table, native)
+    if BITS[packed.numbers] == 8:
+        names = {"int8": (fp32_int8, bf16_int8), "fp8": (fp32_fp8, bf16_fp8)}
+        return names[packed.numbers][bf16], tables
+    if native and tables[2 * len(packed.table) :].any():
+        return bf16_two_tables, tables
+    return bf16_table if bf16 else fp32_table, tables
+
+
+def multiply_rows(
+    x_TI: torch.Tensor,
+    packed: PackedWeight,
+    dtype: torch.dtype,
+    factors_T: torch.Tensor | None = None,
+) -> torch.Tensor:
+    """The outputs [T, O], in `dtype`, of the only weight. `factors_T`, float32, are multiplied with
+    each row's sums."""
+    rows = len(x_TI)
+    parts = max(1, -(-rows // PART_ROWS))
+    size = -(-rows // (parts * ROWS)) * ROWS or ROWS
+    parts_U3 = [(0, begin, min(begin + size, rows)) for begin in range(0, rows, size)]
+    return multiply_parts(x_TI, packed, dtype, np.array(parts_U3, np.int64), factors_T)
+
+
+def multiply_parts(
+    x_TI: torch.Tensor,
+    packed: PackedWeight,
+    dtype: torch.dtype,
+    parts_U3: npt.NDArray[np.int64],
+    factors_T: torch.Tensor | None = None,
+    places: Places | None = None,
+) -> torch.Tensor:
+    """The outputs [P, O] of parts of at most PART_ROWS rows, each with an expert: its number, and
+    its rows [begin, end)."""
+    blocks, outputs = packed.codes_EBHY.shape[1], packed.outputs
+    rows = len(x_TI) if places is None else len(places.targets_P)
+    if x_TI.dtype not in (torch.float32, torch.bfloat16):
+        x_TI = x_TI.float()
+    rounded = dtype == torch.bfloat16
+    out_PO = torch.empty(rows, blocks * COLUMNS, dtype=torch.bfloat16 if rounded else torch.float32)
+    if rows:
+        x_TI = F.pad(x_TI, (0, 1)) if packed.inputs % 2 else x_TI.contiguous()
+        kernel, tables = _kernel_of(packed, x_TI.dtype)
+        pairs, group_pairs = packed.codes_EBHY.shape[2], -(-packed.group // 2)
+        optional = (packed.shifts_EBGW, packed.bias_EBW)
+        shifts, bias = (0 if each is None else each.data_ptr() for each in optional)
+        task = np.zeros(1, _PRODUCT)
+        task[0] = (
+            *(NONE_TAKEN, len(parts_U3), parts_U3.ctypes.data),
+            *((0, 0) if places is None else places.addresses()),
+            *(blocks, pairs, group_pairs, packed.scales_EBGW.shape[2]),
+            *(packed.codes_EBHY.data_ptr(), packed.scales_EBGW.data_ptr(), shifts, bias),
+            *(tables.data_ptr(), 0 if factors_T is None else factors_T.data_ptr()),
+            *(x_TI.data_ptr(), x_TI.shape[1] * x_TI.element_size()),
+            *(out_PO.data_ptr(), out_PO.shape[1], rounded),
+        )
+        run_kernel(kernel, task)
+    if out_PO.shape[1] != outputs:
+        out_PO = out_PO[:, :outputs].contiguous()
+    return out_PO.to(dtype)
+
+
+def _compiled_for(bits: int, decoding: Decoding, bf16: bool) -> Any:
+    """The compiled code of a kernel."""
+    native = bf16 and _NATIVE
+    kind = BlockKind(bits, decoding, bf16, native, _WIDE)
+    halved = native and decoding == "int8"
+    unpacked_bytes = kind.unpacked_bytes
+    few_rows = FEW_ROWS if native else FEW_FP32_ROWS
+    unpack = group_unpacking(kind)
+    in_registers, in_memory = _product_of(kind, unpacked=False), _product_of(kind, unpacked=True)
+
+    @inlined
+    def compute(pointer: Any) -> None:
+        task = numba.carray(pointer, 1)[0]
+        memory = np.empty(PART_ROWS * (ROW_SUMS + 8) + 64, np.uint8)
+        unpacked = np.empty(task.group_pairs * unpacked_bytes + 64, np.uint8)
+        totals = (memory.ctypes.data + 63) // 64 * 64
+        tile = (unpacked.ctypes.data + 63) // 64 * 64
+        places = totals + PART_ROWS * ROW_SUMS
+        # Of each group and row: the sum of the inputs, and where a chain of additions starts.
+        summed = halved or task.shifts != 0
+        all_sums = np.empty((task.groups if summed else 0, PART_ROWS), np.float32)
+        all_starts = np.zeros((task.groups if halved else 1, PART_ROWS), np.float32)
+        last = -1
+        turn = take_next(pointer)
+        while turn < task.part_count * task.blocks:
+            part, block = turn // task.blocks, turn % task.blocks
+            place = task.parts + 24 * part
+            index = load_address(place) * task.blocks + block
+            begin, end = load_address(place + 8), load_address(place + 16)
+            rows = end - begin
+            if part != last:
+                for row in range(-(-rows // ROWS) * ROWS):
+                    source = _row(task.sources, begin + min(row, rows - 1))
+                    store_address(places + 8 * row, task.source + source * task.source_bytes)
+                if summed:
+                    _sum_rows(task, places, rows, bf16, all_sums)
+                    if halved:
+                        all_starts[:, :rows] = all_sums[:, :rows] * np.float32(-0.5)
+                last = part
+            for total in range(totals, totals + rows * ROW_SUMS, 64):
+                store(total, zeros())
+            for group in range(task.groups):
+                before = group * task.group_pairs
+                pairs = min(task.group_pairs, task.pairs - before)
+                offset = before * (4 if bf16 else 8)
+                codes = task.codes + (index * task.pairs + before) * (PAIR_BYTES * bits)
+                scales = task.scales + (index * task.groups + group) * ROW_SUMS
+                starts = all_starts.ctypes.data + 4 * PART_ROWS * (group if halved else 0)
+                if rows > few_rows:
+                    unpack(codes, pairs, task.tables, tile)
+                for row in range(0, rows, ROWS):
+                    count, here = min(ROWS, rows - row), places + 8 * row
+                    start, total = starts + 4 * row, totals + row * ROW_SUMS
+                    if rows > few_rows:
+                        in_memory(count, tile, here, offset, pairs, 0, start, scales, total)
+                    else:
+                        tables = task.tables
+                        in_registers(
+                            count, codes, here, offset, pairs, tables, start, scales, total
+                        )
+                if task.shifts != 0:
+                    shifts = task.shifts + (index * task.groups + group) * ROW_SUMS
+                    _add_shifts(shifts, all_sums[group], rows, totals)
+            for row in range(rows):
+                _finish(task, totals + row * ROW_SUMS, begin + row, index, block)
+            turn = take_next(pointer)
+        keep_until_here(memory)
+        keep_until_here(unpacked)
+
+    return compute
+
+
+def _product_of(kind: BlockKind, *, unpacked: bool) -> Any:
+    """The product of up to ROWS rows with a group."""
+    one, two, four, six = (group_product(rows, kind, unpacked=unpacked) for rows in (1, 2, 4, 6))
+
+    @inlined
+    def multiply_group(
+        count: int,
+        codes: int,
+        places: int,
+        offset: int,
+        pairs: int,
+        tables: int,
+        starts: int,
+        scales: int,
+        totals: int,
+    ) -> None:
+        if count > 4:
+            six(codes, places, offset, pairs, tables, starts, scales, totals)
+        elif count > 2:
+            four(codes, places, offset, pairs, tables, starts, scales, totals)
+        elif count > 1:
+            two(codes, places, offset, pairs, tables, starts, scales, totals)
+        else:
+            one(codes, places, offset, pairs, tables, starts, scales, totals)
+
+    return multiply_group
+
+
+@inlined
+def _sum_rows(task: Any, places: int, rows: int, bf16: bool, sums: Any) -> None:
+    """The sums [G, T] of the groups' inputs."""
+    for group in range(task.groups):
+        before = group * task.group_pairs
+        pairs = min(task.group_pairs, task.pairs - before)
+        for row in range(rows):
+            place = load_address(places + 8 * row) + before * (4 if bf16 else 8)
+            sums[group, row] = row_sum(place, pairs, bf16)
+
+
+@inlined
+def _add_shifts(shifts: int, sums: Any, rows: int, totals: int) -> None:
+    """Add a group's shifts times the sums of its inputs."""
+    for row in range(rows):
+        found = broadcast(sums[row])
+        for place in range(0, ROW_SUMS, 64):
+            total = totals + row * ROW_SUMS + place
+            store(total, fma(load(shifts + place), found, load(total)))
+
+
+@inlined
+def _row(rows: int, number: int) -> int:
+    return load_address(rows + 8 * number) if rows != 0 else number
+
+
+@inlined
+def _finish(task: Any, totals: int, number: int, index: int, block: int) -> None:
+    """Store a row's outputs of a block."""
+    target = _row(task.targets, number) * task.outputs + block * COLUMNS
+    for place in range(0, COLUMNS, LANES):
+        output = load(totals + 4 * place)
+        if task.factors != 0:
+            factor = load_number(task.factors + 4 * _row(task.sources, number))
+            output = multiply(output, broadcast(factor))
+        if task.bias != 0:
+            output = add(output, load(task.bias + index * ROW_SUMS + 4 * place))
+        if task.rounded != 0:
+            store_bf16(task.target + 2 * (target + place), rounded_to_bf16(output))
+        else:
+            store(task.target + 4 * (target + place), output)
+
+
+_BF16_TABLE = _compiled_for(4, "table", True)
+_BF16_TWO_TABLES = _compiled_for(4, "two tables", True)
+_BF16_INT8 = _compiled_for(8, "int8", True)
+_BF16_FP8 = _compiled_for(8, "fp8", True)
+_FP32_TABLE = _compiled_for(4, "table", False)
+_FP32_INT8 = _compiled_for(8, "int8", False)
+_FP32_FP8 = _compiled_for(8, "fp8", False)
+
+
+def bf16_table(pointer: Any) -> None:
+    _BF16_TABLE(pointer)
+
+
+def bf16_two_tables(pointer: Any) -> None:
+    _BF16_TWO_TABLES(pointer)
+
+
+def bf16_int8(pointer: Any) -> None:
+    _BF16_INT8(pointer)
+
+
+def bf16_fp8(pointer: Any) -> None:
+    _BF16_FP8(pointer)
+
+
+def fp32_table(pointer: Any) -> None:
+    _FP32_TABLE(pointer)
+
+
+def fp32_int8(pointer: Any) -> None:
+    _FP32_INT8(pointer)
+
+
+def fp32_fp8(pointer: Any) -> None:
+    _FP32_FP8(pointer)

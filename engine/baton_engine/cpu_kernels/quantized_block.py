@@ -1,0 +1,399 @@
+"""Products of a few rows with a group of a block's quantized weights: the compiled inner loop.
+
+In: packed codes of COLUMNS outputs, and rows of inputs. Out: each row's sum over the group, times
+the group's scales, is added to the row's totals.
+
+Inputs are taken in pairs. The codes of a pair are one load of 64 bytes for each 4 bits of a code:
+
+- 4 bits: a word of 32 bits has the codes of 4 outputs, 16 apart, for the first input of the pair,
+  and then those for the second, from the lowest bits on.
+- 8 bits: two loads with 2 x 16 outputs each, in the order in which AVX-512 joins bytes, see
+  places_of_bytes().
+
+With `native`, a CPU with AVX-512 BF16 looks up the bfloat16 numbers of both inputs in one
+instruction for 32 codes of 4 bits, or two for 64 of 8 bits, and adds their products with x in one
+more. Of a code of 8 bits, 7 are looked up, and one is the sign. This cannot hold -128, so int8 is
+stored as the sign and magnitude of the number + 1/2, which is n + 1/2 with n from 0 to 127 and
+exact in bfloat16. Sums then begin at -1/2 times the sum of the group's inputs.
+
+Other CPUs compute in float32, the second input of a pair before the first.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from llvmlite import ir
+from numba import types
+from numba.core import cgutils
+from numba.extending import intrinsic
+
+from baton_engine.cpu_kernels.vectors import COLUMNS, LANES, address
+
+VECTORS = COLUMNS // LANES
+# Bytes of codes per input pair and bit of a code; bytes of a vector.
+PAIR_BYTES, VECTOR_BYTES = 16, 64
+
+# How codes become numbers: "table" looks them up in 16 or 2 x 128 numbers, "two tables" adds two of
+# them, and "int8" and "fp8" are computed.
+Decoding = Literal["table", "two tables", "int8", "fp8"]
+
+_NUMBER, _WORD, _ADDRESS = ir.FloatType(), ir.IntType(32), ir.IntType(64)
+_NUMBERS, _WORDS = ir.VectorType(_NUMBER, LANES), ir.VectorType(_WORD, LANES)
+_HALVES = ir.VectorType(ir.IntType(16), 2 * LANES)
+_BYTES = ir.VectorType(ir.IntType(8), 4 * LANES)
+_INDEXES = ir.VectorType(_WORD, 4 * LANES)
+
+
+@dataclass(frozen=True, slots=True)
+class BlockKind:
+    """What a compiled inner loop computes: codes of `bits` bits, and rows in bfloat16 or float32.
+    `native` says that the CPU has AVX-512 BF16 and VBMI, and that rows are bfloat16; `wide` that it
+    has 32 registers of 16 numbers."""
+
+    bits: int
+    decoding: Decoding
+    bf16: bool
+    native: bool
+    wide: bool
+
+    @property
+    def multiplied(self) -> int:
+        """How many vectors are multiplied with a pair of inputs for 16 outputs."""
+        return 1 if self.native and self.decoding != "two tables" else 2
+
+    @property
+    def unpacked_bytes(self) -> int:
+        """Bytes that unpack_group() stores per pair."""
+        return VECTOR_BYTES * VECTORS * self.multiplied
+
+
+def places_of_bytes() -> list[tuple[int, int]]:
+    """The output and the input of a pair, for each byte of a pair's 8-bit codes."""
+    found = []
+    for byte in range(2 * VECTOR_BYTES):
+        load, place = divmod(byte, VECTOR_BYTES)
+        lane, half, within = place // 16, place % 16 // 8, place % 8
+        found.append(((2 * load + half) * LANES + 4 * lane + within // 2, within % 2))
+    return found
+
+
+def group_product(rows: int, kind: BlockKind, *, unpacked: bool) -> Any:
+    """An operation: multiply `rows` rows with `pairs` pairs of a block's inputs.
+
+    `codes` is the address of the first pair's codes, or of what unpack_group() stored, `places`
+    where the addresses of the rows are, `offset` that of the pair in a row, `tables` the address of
+    the numbers of codes; sums begin at the float32 numbers at `starts`, one per row. Sums times the
+    64 `scales` are added to `totals`, float32 [rows, 64].
+    """
+    together = VECTORS if kind.wide else max(1, VECTORS // rows)  # vectors of a row
+    pair_bytes = kind.unpacked_bytes if unpacked else PAIR_BYTES * kind.bits
+
+    @intrinsic
+    def multiply_group(
+        typing: Any,
+        codes: Any,
+        places: Any,
+        offset: Any,
+        pairs: Any,
+        tables: Any,
+        starts: Any,
+        scales: Any,
+        totals: Any,
+    ) -> tuple[Any, Any]:
+        def emit(context: Any, builder: Any, signature: Any, given: Any) -> Any:
+            codes, places, offset, pairs, tables, starts, scales, totals = given
+            found = [
+                builder.add(_load(builder, _after(builder, places, 8 * row), _ADDRESS), offset)
+                for row in range(rows)
+            ]
+            numbers = _stored(builder, kind) if unpacked else _numbers(builder, kind, tables)
+            for first in range(0, VECTORS, together):
+                vectors = range(first, first + together)
+                sums = [[cgutils.alloca_once(builder, _NUMBERS) for _ in vectors] for _ in found]
+                for row, row_sums in enumerate(sums):
+                    start = _load(builder, _after(builder, starts, 4 * row), _NUMBER)
+                    for each in row_sums:
+                        builder.store(_broadcast(builder, start, _NUMBERS), each)
+                with cgutils.for_range(builder, pairs) as loop:
+                    pair = builder.add(codes, _times(builder, loop.index, pair_bytes))
+                    here = _times(builder, loop.index, 4 if kind.bf16 else 8)
+                    inputs = [_inputs(builder, builder.add(row, here), kind) for row in found]
+                    for vector in vectors:
+                        weights = numbers(pair, vector)
+                        for row_inputs, row_sums in zip(inputs, sums, strict=True):
+                            place = row_sums[vector - first]
+                            total = builder.load(place)
+                            for number, weight in enumerate(weights):
+                                one = row_inputs[number % len(row_inputs)]
+                                total = _add_product(builder, one, weight, total, kind.native)
+                            builder.store(total, place)
+                for vector in vectors:
+                    scale = _load(builder, _after(builder, scales, VECTOR_BYTES * vector), _NUMBERS)
+                    for row, row_sums in enumerate(sums):
+                        place = _after(builder, totals, 4 * COLUMNS * row + VECTOR_BYTES * vector)
+                        more = builder.load(row_sums[vector - first])
+                        total = _load(builder, place, _NUMBERS)
+                        _store(builder, place, _fused(builder, more, scale, total))
+            return context.get_dummy_value()
+
+        arguments = (address, address, types.int64, types.int64, address, address, address, address)
+        return types.void(*arguments), emit
+
+    return multiply_group
+
+
+def group_unpacking(kind: BlockKind) -> Any:
+    """An operation that stores the numbers of `pairs` pairs, as they are multiplied, for products
+    of many rows."""
+
+    @intrinsic
+    def unpack_group(
+        typing: Any, codes: Any, pairs: Any, tables: Any, target: Any
+    ) -> tuple[Any, Any]:
+        def emit(context: Any, builder: Any, signature: Any, given: Any) -> Any:
+            codes, pairs, tables, target = given
+            numbers = _numbers(builder, kind, tables)
+            with cgutils.for_range(builder, pairs) as loop:
+                pair = builder.add(codes, _times(builder, loop.index, PAIR_BYTES * kind.bits))
+                place = builder.add(target, _times(builder, loop.index, kind.unpacked_bytes))
+                each = [one for vector in range(VECTORS) for one in numbers(pair, vector)]
+                for number, value in enumerate(each):
+                    _store(builder, _after(builder, place, VECTOR_BYTES * number), value)
+            return context.get_dummy_value()
+
+        return types.void(address, types.int64, address, address), emit
+
+    return unpack_group
+
+
+def _stored(builder: Any, kind: BlockKind) -> Callable[[Any, int], list[Any]]:
+    """As _numbers(), of what unpack_group() stored."""
+    size = VECTOR_BYTES * kind.multiplied
+    shape = _WORDS if kind.native else _NUMBERS
+
+    def numbers(pair: Any, vector: int) -> list[Any]:
+        places = range(size * vector, size * (vector + 1), VECTOR_BYTES)
+        return [_load(builder, _after(builder, pair, place), shape) for place in places]
+
+    return numbers
+
+
+@intrinsic
+def row_sum(typing: Any, place: Any, pairs: Any, bf16: Any) -> tuple[Any, Any]:
+    """The sum of a row's inputs from an address on, bfloat16 or float32: those at the same place of
+    each 16 pairs first."""
+
+    def emit(context: Any, builder: Any, signature: Any, given: Any) -> Any:
+        place, pairs, bf16 = given
+        number = cgutils.alloca_once(builder, _NUMBERS)
+        builder.store(ir.Constant(_NUMBERS, [0.0] * LANES), number)
+        # Words of 32 bits: a pair of bfloat16, or one float32.
+        words = builder.select(bf16, pairs, builder.add(pairs, pairs))
+        step = ir.Constant(_ADDRESS, LANES)
+        with cgutils.for_range_slice(builder, ir.Constant(_ADDRESS, 0), words, step, _ADDRESS) as (
+            first,
+            _,
+        ):
+            found = _some_words(
+                builder,
+                builder.add(place, builder.shl(first, ir.Constant(_ADDRESS, 2))),
+                builder.sub(words, first),
+            )
+            total = builder.load(number)
+            with builder.if_else(bf16) as (pair, single):
+                with pair:
+                    lower = builder.bitcast(builder.shl(found, _words(16)), _NUMBERS)
+                    upper = builder.bitcast(builder.and_(found, _words(0xFFFF0000)), _NUMBERS)
+                    builder.store(builder.fadd(builder.fadd(total, lower), upper), number)
+                with single:
+                    builder.store(builder.fadd(total, builder.bitcast(found, _NUMBERS)), number)
+        total = builder.load(number)
+        size = LANES
+        while size > 1:
+            size //= 2
+            other = [min(lane + size, LANES - 1) for lane in range(LANES)]
+            total = builder.fadd(total, builder.shuffle_vector(total, total, _words_of(other)))
+        return builder.extract_element(total, ir.Constant(_WORD, 0))
+
+    return types.float32(address, types.int64, types.boolean), emit
+
+
+def _some_words(builder: Any, place: Any, count: Any) -> Any:
+    """16 words, of which those from `count` on are 0 and not read."""
+    lanes = ir.Constant(ir.VectorType(_ADDRESS, LANES), list(range(LANES)))
+    mask = builder.icmp_signed("<", lanes, _broadcast(builder, count, lanes.type))
+    pointer = builder.inttoptr(place, _WORDS.as_pointer())
+    arguments = [pointer, ir.Constant(_WORD, 4), mask, _words(0)]
+    return _call(builder, f"llvm.masked.load.v{LANES}i32.p0", _WORDS, arguments)
+
+
+def _inputs(builder: Any, place: Any, kind: BlockKind) -> list[Any]:
+    """A pair of inputs in all lanes: both in one word, or the second and the first in float32."""
+    if not kind.bf16:
+        both = [_load(builder, _after(builder, place, 4 * one), _NUMBER) for one in (1, 0)]
+        return [_broadcast(builder, each, _NUMBERS) for each in both]
+    word = _load(builder, place, _WORD)
+    if kind.native:
+        return [_broadcast(builder, word, _WORDS)]
+    upper, low = ir.Constant(_WORD, 0xFFFF0000), ir.Constant(_WORD, 16)
+    both = [builder.and_(word, upper), builder.shl(word, low)]
+    return [_broadcast(builder, builder.bitcast(each, _NUMBER), _NUMBERS) for each in both]
+
+
+def _add_product(builder: Any, one: Any, other: Any, total: Any, native: bool) -> Any:
+    if not native:
+        return _fused(builder, one, other, total)
+    words = [total, one, other]
+    return _call(builder, "llvm.x86.avx512bf16.dpbf16ps.512", _NUMBERS, words)
+
+
+def _numbers(builder: Any, kind: BlockKind, tables: Any) -> Callable[[Any, int], list[Any]]:
+    """Gives, for the place of a pair's codes and a vector, what is multiplied with _inputs()."""
+
+    def table(index: int, shape: Any) -> Any:
+        return _load(builder, _after(builder, tables, VECTOR_BYTES * index), shape)
+
+    if kind.native and kind.bits == 4:
+        found = [
+            table(index, _HALVES) for index in range(2 if kind.decoding == "two tables" else 1)
+        ]
+        return lambda pair, vector: _native_halves(builder, found, pair, vector)
+    if kind.native:
+        found = [table(index, _BYTES) for index in range(4)]
+        return lambda pair, vector: [_native_bytes(builder, found, pair, vector)]
+    if kind.bits == 4 and kind.wide:
+        numbers = table(0, _NUMBERS)
+
+        def look_up(index: Any) -> Any:
+            return _call(builder, "llvm.x86.avx512.permvar.sf.512", _NUMBERS, [numbers, index])
+    else:
+
+        def look_up(index: Any) -> Any:
+            return _gathered(builder, tables, builder.and_(index, _words(15)))
+
+    if kind.bits == 4:
+
+        def halves(pair: Any, vector: int) -> list[Any]:
+            words = _load(builder, pair, _WORDS)
+            shifts = [16 * one + 4 * vector for one in (1, 0)]
+            return [look_up(builder.lshr(words, _words(shift))) for shift in shifts]
+
+        return halves
+
+    def octets(pair: Any, vector: int) -> list[Any]:
+        half = vector % 2
+        codes = _load(builder, _after(builder, pair, VECTOR_BYTES * (vector // 2)), _BYTES)
+        if kind.decoding == "int8":
+            codes = _signed(builder, codes)
+        found = []
+        for one in (1, 0):
+            lanes = [16 * (lane // 4) + 8 * half + 2 * (lane % 4) + one for lane in range(LANES)]
+            some = builder.shuffle_vector(codes, codes, _words_of(lanes))
+            found.append(_int8(builder, some) if kind.decoding == "int8" else _fp8(builder, some))
+        return found
+
+    return octets
+
+
+def _native_halves(builder: Any, tables: list[Any], pair: Any, vector: int) -> list[Any]:
+    """The instruction takes 5 bits of each 16, and the tables are the same for both values of the
+    fifth."""
+    codes = _load(builder, pair, _HALVES)
+    shifted = builder.lshr(codes, ir.Constant(_HALVES, [4 * vector] * 2 * LANES))
+    name = "llvm.x86.avx512.permvar.hi.512"
+    found = [_call(builder, name, _HALVES, [table, shifted]) for table in tables]
+    return [builder.bitcast(each, _WORDS) for each in found]
+
+
+def _native_bytes(builder: Any, tables: list[Any], pair: Any, vector: int) -> Any:
+    """The instruction takes 7 bits of each 8. The sign is the eighth of both."""
+    codes = _load(builder, _after(builder, pair, VECTOR_BYTES * (vector // 2)), _BYTES)
+    name = "llvm.x86.avx512.vpermi2var.qi.512"
+    upper, lower = (
+        _call(builder, name, _BYTES, [tables[first], codes, tables[first + 1]]) for first in (0, 2)
+    )
+    sign = builder.and_(codes, ir.Constant(_BYTES, [0x80] * 4 * LANES))
+    upper = builder.or_(upper, sign)
+    lanes = []
+    for lane in range(4):
+        for byte in range(8):
+            place = 16 * lane + 8 * (vector % 2) + byte
+            lanes += [place, 4 * LANES + place]
+    joined = builder.shuffle_vector(lower, upper, ir.Constant(_INDEXES, lanes))
+    return builder.bitcast(joined, _WORDS)
+
+
+def _signed(builder: Any, codes: Any) -> Any:
+    """Integers from the sign and magnitude of the number + 1/2."""
+    signs = builder.ashr(codes, ir.Constant(_BYTES, [7] * 4 * LANES))
+    return builder.xor(codes, builder.and_(signs, ir.Constant(_BYTES, [0x7F] * 4 * LANES)))
+
+
+def _int8(builder: Any, codes: Any) -> Any:
+    return builder.sitofp(builder.sext(codes, _WORDS), _NUMBERS)
+
+
+def _fp8(builder: Any, codes: Any) -> Any:
+    """4 bits of exponent and 3 of mantissa, in float32's places; exponents there are 120 more."""
+    words = builder.zext(codes, _WORDS)
+    size = builder.shl(builder.and_(words, _words(0x7F)), _words(20))
+    scaled = builder.fmul(
+        builder.bitcast(size, _NUMBERS), ir.Constant(_NUMBERS, [2.0**120] * LANES)
+    )
+    sign = builder.shl(builder.and_(words, _words(0x80)), _words(24))
+    return builder.bitcast(builder.or_(builder.bitcast(scaled, _WORDS), sign), _NUMBERS)
+
+
+def _gathered(builder: Any, table: Any, index: Any) -> Any:
+    """The float32 numbers of a table in memory."""
+    offsets = builder.shl(index, _words(2))
+    found = ir.Constant(_NUMBERS, ir.Undefined)
+    for lane in range(LANES):
+        place = ir.Constant(_WORD, lane)
+        offset = builder.zext(builder.extract_element(offsets, place), _ADDRESS)
+        number = _load(builder, builder.add(table, offset), _NUMBER)
+        found = builder.insert_element(found, number, place)
+    return found
+
+
+def _fused(builder: Any, one: Any, other: Any, addend: Any) -> Any:
+    return _call(builder, f"llvm.fma.v{LANES}f32", _NUMBERS, [one, other, addend])
+
+
+def _call(builder: Any, name: str, result: Any, arguments: list[Any]) -> Any:
+    kind = ir.FunctionType(result, [each.type for each in arguments])
+    return builder.call(cgutils.get_or_insert_function(builder.module, kind, name), arguments)
+
+
+def _words(value: int) -> Any:
+    return _words_of([value] * LANES)
+
+
+def _words_of(values: list[int]) -> Any:
+    return ir.Constant(_WORDS, values)
+
+
+def _broadcast(builder: Any, value: Any, kind: Any) -> Any:
+    first = builder.insert_element(ir.Constant(kind, ir.Undefined), value, ir.Constant(_WORD, 0))
+    return builder.shuffle_vector(first, ir.Constant(kind, ir.Undefined), _words(0))
+
+
+def _times(builder: Any, value: Any, factor: int) -> Any:
+    return builder.mul(value, ir.Constant(_ADDRESS, factor))
+
+
+def _after(builder: Any, place: Any, offset: int) -> Any:
+    return builder.add(place, ir.Constant(_ADDRESS, offset))
+
+
+def _load(builder: Any, place: Any, kind: Any) -> Any:
+    value = builder.load(builder.inttoptr(place, kind.as_pointer()), typ=kind)
+    value.align = 4
+    return value
+
+
+def _store(builder: Any, place: Any, value: Any) -> None:
+    builder.store(value, builder.inttoptr(place, value.type.as_pointer())).align = 4
