@@ -13,6 +13,8 @@ from baton_engine.errors import ModelError, UnsupportedModel
 
 CONFIG, GENERATION = "config.json", "generation_config.json"
 DTYPES = ("float32", "bfloat16", "float16")
+# transformers 5 writes the first key, transformers 4 wrote the second.
+DTYPE_KEYS = ("dtype", "torch_dtype")
 # The largest integer of a config that is read. Sizes are below it, and so are token ids and
 # positions, which are int32 in kernels.
 MOST_INTEGER = 2**31 - 1
@@ -198,8 +200,7 @@ def eos_ids(values: Mapping[str, Any], generation: Mapping[str, Any]) -> tuple[i
 
 
 def checkpoint_dtype(values: Mapping[str, Any]) -> str:
-    """The checkpoint's dtype. transformers 5 writes `dtype`, transformers 4 wrote `torch_dtype`."""
-    for key in ("dtype", "torch_dtype"):
+    for key in DTYPE_KEYS:
         named = ConfigFields(values).text(key)
         if named is not None:
             dtype = named.removeprefix("torch.")

@@ -15,7 +15,14 @@ from importlib.metadata import EntryPoint, entry_points
 from pathlib import Path
 from typing import Any
 
-from baton_engine.config.config_json import CONFIG, GENERATION, ConfigFields, read_json, shown
+from baton_engine.config.config_json import (
+    CONFIG,
+    DTYPE_KEYS,
+    GENERATION,
+    ConfigFields,
+    read_json,
+    shown,
+)
 from baton_engine.config.engine_config import ModelImpl
 from baton_engine.config.layer_counts import DECODER, LayerCounts
 from baton_engine.config.model_config import ModelConfig
@@ -154,7 +161,11 @@ def _read(family: Family, values: Json, generation: Json) -> ModelConfig:
     plain = {key: value for key, value in values.items() if key != QUANTIZATION}
     config = family.read(plain, generation)
     if config.bridge is None:
-        return replace(config, quantization=read_quantization(values))
+        quantization = read_quantization(values)
+        if quantization is not None and not any(key in values for key in DTYPE_KEYS):
+            # gpt-oss' configs do not say the dtype of the weights that are not quantized.
+            config = replace(config, dtype="bfloat16")
+        return replace(config, quantization=quantization)
     if values.get(QUANTIZATION):
         raise UnsupportedModel(
             f"{config.architecture}, which transformers' code computes: {QUANTIZATION} is not "

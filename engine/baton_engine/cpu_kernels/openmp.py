@@ -36,18 +36,17 @@ POLL_S = 0.02
 # Compiles the functions that kernels call.
 inlined = numba.njit(nogil=True, error_model="numpy")
 
+# Identifies the sources of all kernels, as this process has imported them.
+_SOURCES = hashlib.sha256(
+    b"".join(path.read_bytes() for path in sorted(Path(__file__).parent.glob("*.py")))
+).hexdigest()[:16]
+
 
 @inlined
 def keep_until_here(memory: Any) -> None:
     """Use an array whose address a kernel used. numba frees an array after its last use, and takes
     the address for one: without this call, a kernel would write to freed memory."""
     memory[0] = 0
-
-
-# Identifies the sources of all kernels, as this process has imported them.
-_SOURCES = hashlib.sha256(
-    b"".join(path.read_bytes() for path in sorted(Path(__file__).parent.glob("*.py")))
-).hexdigest()[:16]
 
 
 def run_kernel(function: Callable[[Any], None], task: npt.NDArray[Any]) -> None:

@@ -17,8 +17,8 @@ in a block, W outputs of a block.
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
-from functools import lru_cache
+from dataclasses import dataclass, field
+from functools import cache, lru_cache
 from typing import Any
 
 import llvmlite.binding as llvm
@@ -29,13 +29,7 @@ import torch
 import torch.nn.functional as F
 
 from baton_engine.config.quantization.scheme import BITS, Numbers
-from baton_engine.cpu_kernels.openmp import (
-    COUNTER,
-    NONE_TAKEN,
-    inlined,
-    keep_until_here,
-    run_kernel,
-)
+from baton_engine.cpu_kernels.openmp import COUNTER, inlined, keep_until_here, run_kernel
 from baton_engine.cpu_kernels.quantized_block import (
     PAIR_BYTES,
     VECTORS,
@@ -111,6 +105,36 @@ class PackedWeight:
     group: int
     outputs: int
     inputs: int
+    # The kernel and the part of its argument that all products have, by the dtype of rows.
+    tasks: dict[torch.dtype, tuple[Any, npt.NDArray[Any]]] = field(
+        default_factory=dict, init=False, repr=False
+    )
+
+    @property
+    def columns(self) -> int:
+        """Outputs with those that complete a block."""
+        return self.codes_EBHY.shape[1] * COLUMNS
+
+    def task(self, dtype: torch.dtype) -> tuple[Any, npt.NDArray[Any]]:
+        """The kernel for rows of `dtype`, and its argument without what differs by step."""
+        if dtype not in self.tasks:
+            kernel, tables = _kernel_of(self, dtype)
+            _, blocks, pairs, _ = self.codes_EBHY.shape
+            task = np.zeros(1, _PRODUCT)
+            fields = task[0]
+            fields["blocks"], fields["pairs"] = blocks, pairs
+            fields["group_pairs"], fields["groups"] = -(-self.group // 2), self.scales_EBGW.shape[2]
+            fields["codes"] = self.codes_EBHY.data_ptr()
+            fields["scales"] = self.scales_EBGW.data_ptr()
+            if self.shifts_EBGW is not None:
+                fields["shifts"] = self.shifts_EBGW.data_ptr()
+            if self.bias_EBW is not None:
+                fields["bias"] = self.bias_EBW.data_ptr()
+            fields["tables"] = tables.data_ptr()
+            fields["source_bytes"] = 2 * pairs * dtype.itemsize
+            fields["outputs"] = self.columns
+            self.tasks[dtype] = kernel, task
+        return self.tasks[dtype]
 
 
 @dataclass(frozen=True, slots=True)
@@ -197,9 +221,9 @@ def signed_halves(codes: torch.Tensor) -> torch.Tensor:
     return (codes ^ ((codes >> 7) & 0x7F)).view(torch.uint8)
 
 
-@lru_cache
+@cache
 def _tables(numbers: Numbers, table: tuple[float, ...], native: bool) -> torch.Tensor:
-    """What the kernels look up."""
+    """What the kernels look up. Never freed: tasks have its address."""
     if BITS[numbers] == 4:
         exact = torch.tensor(table)
         if not native:
@@ -236,11 +260,15 @@ def multiply_rows(
 ) -> torch.Tensor:
     """The outputs [T, O], in `dtype`, of the only weight. `factors_T`, float32, are multiplied with
     each row's sums."""
-    rows = len(x_TI)
+    return multiply_parts(x_TI, packed, dtype, _parts_of(len(x_TI)), factors_T)
+
+
+@lru_cache(maxsize=512)
+def _parts_of(rows: int) -> npt.NDArray[np.int64]:
     parts = max(1, -(-rows // PART_ROWS))
-    size = -(-rows // (parts * ROWS)) * ROWS or ROWS
-    parts_U3 = [(0, begin, min(begin + size, rows)) for begin in range(0, rows, size)]
-    return multiply_parts(x_TI, packed, dtype, np.array(parts_U3, np.int64), factors_T)
+    size = max(1, -(-rows // (parts * ROWS))) * ROWS
+    found = [(0, begin, min(begin + size, rows)) for begin in range(0, rows, size)]
+    return np.array(found, np.int64)
 
 
 def multiply_parts(
@@ -253,32 +281,27 @@ def multiply_parts(
 ) -> torch.Tensor:
     """The outputs [P, O] of parts of at most PART_ROWS rows, each with an expert: its number, and
     its rows [begin, end)."""
-    blocks, outputs = packed.codes_EBHY.shape[1], packed.outputs
-    rows = len(x_TI) if places is None else len(places.targets_P)
     if x_TI.dtype not in (torch.float32, torch.bfloat16):
         x_TI = x_TI.float()
     rounded = dtype == torch.bfloat16
-    out_PO = torch.empty(rows, blocks * COLUMNS, dtype=torch.bfloat16 if rounded else torch.float32)
+    rows, columns = len(x_TI) if places is None else len(places.targets_P), packed.columns
+    out_PO = torch.empty(rows, columns, dtype=torch.bfloat16 if rounded else torch.float32)
     if rows:
         x_TI = F.pad(x_TI, (0, 1)) if packed.inputs % 2 else x_TI.contiguous()
-        kernel, tables = _kernel_of(packed, x_TI.dtype)
-        pairs, group_pairs = packed.codes_EBHY.shape[2], -(-packed.group // 2)
-        optional = (packed.shifts_EBGW, packed.bias_EBW)
-        shifts, bias = (0 if each is None else each.data_ptr() for each in optional)
-        task = np.zeros(1, _PRODUCT)
-        task[0] = (
-            *(NONE_TAKEN, len(parts_U3), parts_U3.ctypes.data),
-            *((0, 0) if places is None else places.addresses()),
-            *(blocks, pairs, group_pairs, packed.scales_EBGW.shape[2]),
-            *(packed.codes_EBHY.data_ptr(), packed.scales_EBGW.data_ptr(), shifts, bias),
-            *(tables.data_ptr(), 0 if factors_T is None else factors_T.data_ptr()),
-            *(x_TI.data_ptr(), x_TI.shape[1] * x_TI.element_size()),
-            *(out_PO.data_ptr(), out_PO.shape[1], rounded),
-        )
+        kernel, whole_task = packed.task(x_TI.dtype)
+        task = whole_task.copy()
+        fields = task[0]
+        fields["part_count"], fields["parts"] = len(parts_U3), parts_U3.ctypes.data
+        if places is not None:
+            fields["sources"], fields["targets"] = places.addresses()
+        if factors_T is not None:
+            fields["factors"] = factors_T.data_ptr()
+        fields["source"], fields["target"] = x_TI.data_ptr(), out_PO.data_ptr()
+        fields["rounded"] = rounded
         run_kernel(kernel, task)
-    if out_PO.shape[1] != outputs:
-        out_PO = out_PO[:, :outputs].contiguous()
-    return out_PO.to(dtype)
+    if columns != packed.outputs:
+        out_PO = out_PO[:, : packed.outputs].contiguous()
+    return out_PO if out_PO.dtype == dtype else out_PO.to(dtype)
 
 
 def _compiled_for(bits: int, decoding: Decoding, bf16: bool) -> Any:
@@ -291,7 +314,6 @@ def _compiled_for(bits: int, decoding: Decoding, bf16: bool) -> Any:
     unpack = group_unpacking(kind)
     in_registers, in_memory = _product_of(kind, unpacked=False), _product_of(kind, unpacked=True)
 
-    @inlined
     def compute(pointer: Any) -> None:
         task = numba.carray(pointer, 1)[0]
         memory = np.empty(PART_ROWS * (ROW_SUMS + 8) + 64, np.uint8)
@@ -350,14 +372,13 @@ def _compiled_for(bits: int, decoding: Decoding, bf16: bool) -> Any:
         keep_until_here(memory)
         keep_until_here(unpacked)
 
-    return compute
+    return _inlined_as(f"compute_{bits}_{decoding}_{bf16}", compute)
 
 
 def _product_of(kind: BlockKind, *, unpacked: bool) -> Any:
     """The product of up to ROWS rows with a group."""
     one, two, four, six = (group_product(rows, kind, unpacked=unpacked) for rows in (1, 2, 4, 6))
 
-    @inlined
     def multiply_group(
         count: int,
         codes: int,
@@ -378,7 +399,15 @@ def _product_of(kind: BlockKind, *, unpacked: bool) -> Any:
         else:
             one(codes, places, offset, pairs, tables, starts, scales, totals)
 
-    return multiply_group
+    name = f"multiply_{kind.bits}_{kind.decoding}_{kind.bf16}_{unpacked}"
+    return _inlined_as(name, multiply_group)
+
+
+def _inlined_as(name: str, function: Callable[..., None]) -> Any:
+    """Compiled under a name of its own: compiled code of several processes, which is kept on disk,
+    may be loaded into one, and numba numbers functions of the same name by process."""
+    function.__name__ = function.__qualname__ = name.replace(" ", "_")
+    return inlined(function)
 
 
 @inlined

@@ -8,6 +8,7 @@ without a parameter as an error.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 
@@ -25,12 +26,14 @@ class Parameter:
     """Where a tensor of the checkpoint goes: `place` is a tensor of the model, or a view of it.
     `offset` is added to the loaded values. `whole` is the shape of the checkpoint's tensor if the
     place divides its last dimension into several. The place of an `optional` tensor has its default
-    where the checkpoint lacks it."""
+    where the checkpoint lacks it. One that may be `shorter` fills the beginning of its place, and
+    zeros the rest."""
 
     place: torch.Tensor
     offset: float = 0.0
     whole: tuple[int, ...] | None = None
     optional: bool = False
+    shorter: bool = False
 
     @property
     def shape(self) -> tuple[int, ...]:
@@ -42,8 +45,18 @@ class Parameter:
         """The dtype to which the checkpoint's tensor is converted."""
         return self.place.dtype
 
+    def fits(self, shape: Sequence[int]) -> bool:
+        """Whether the checkpoint's tensor may have this shape. A single number may have any number
+        of dimensions."""
+        if self.shorter:
+            return len(shape) == 1 and shape[0] <= self.shape[0]
+        return tuple(shape) == self.shape or math.prod(shape) == math.prod(self.shape) == 1
+
     def load(self, tensor: torch.Tensor) -> None:
         """Convert a tensor of any dtype on any device, and store it."""
+        if self.shorter:
+            self.place.zero_()[: len(tensor)].copy_(tensor)
+            return
         self.place.copy_(tensor.view(self.place.shape))
         if self.offset:
             self.place.add_(self.offset)
@@ -98,6 +111,12 @@ class WeightSlots:
             whole.fill_(default)
         self.declare(name, Parameter(whole, offset, optional=default is not None))
         return whole
+
+    def octets(self, name: str, most: int) -> torch.Tensor:
+        """The bytes of one checkpoint entry, uint8 [most], with zeros after the last."""
+        place = torch.zeros(most, dtype=torch.uint8, device=self.device)
+        self.declare(name, Parameter(place, shorter=True))
+        return place
 
     def stacked(
         self,

@@ -87,7 +87,7 @@ def _check(entry: Entry, parameter: Parameter, path: Path) -> None:
     dtypes = STORED_DTYPES.get(parameter.dtype, WEIGHT_DTYPES)
     if entry.dtype not in dtypes:
         raise WeightsError(f"{where} has dtype {entry.dtype}; supported: {', '.join(dtypes)}")
-    if entry.shape != parameter.shape:
+    if not parameter.fits(entry.shape):
         raise WeightsError(
             f"{where} has shape {list(entry.shape)}; the config asks for {list(parameter.shape)}"
         )

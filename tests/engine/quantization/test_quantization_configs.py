@@ -19,7 +19,7 @@ from baton_engine.errors import ModelError, UnsupportedModel
 from baton_engine.layers.parameter import WeightSlots
 from baton_engine.layers.quantization.weight_format import format_of
 from tests.support.engines.changed_fields import REMOVED, VALUES, Field, Json, changed, others
-from tests.support.engines.quantized.quantized_models import LAYOUTS
+from tests.support.engines.quantized.quantized_models import ALL_LAYOUTS, LAYOUTS
 from tests.support.engines.tiny_models import make_tiny_model
 
 LAYERS = (
@@ -42,13 +42,17 @@ def with_changes(layout: str, **changes: Any) -> Json:
     return {**LAYOUTS[layout].config, **changes}
 
 
-def groups_with(part: str, **changes: Any) -> Json:
-    """The config of W8A8 with changes of a part of its group."""
-    config: Any = LAYOUTS["w8a8"].config
+def groups_with(part: str, *, layout: str = "w8a8", **changes: Any) -> Json:
+    """The config of `layout` with changes of a part of its group."""
+    config: Any = LAYOUTS[layout].config
     group = config["config_groups"]["group_0"]
     if part:
         changes = {part: {**group[part], **changes}}
     return {**config, "config_groups": {"group_0": {**group, **changes}}}
+
+
+def float_with(part: str, **changes: Any) -> Json:
+    return groups_with(part, layout="w8a8 float", **changes)
 
 
 def fields_of(values: Any, path: Field = ()) -> Iterator[tuple[Field, Any]]:
@@ -82,9 +86,9 @@ def use(config: QuantizationConfig) -> None:
             assert math.isfinite(scheme.bits_per_weight(64))
 
 
-@pytest.mark.parametrize("layout", LAYOUTS)
+@pytest.mark.parametrize("layout", ALL_LAYOUTS)
 def test_a_changed_field_is_read_or_named_in_the_error(layout: str) -> None:
-    config: Any = LAYOUTS[layout].config
+    config: Any = ALL_LAYOUTS[layout].config
     found = [
         f"{'.'.join(field)} {'removed' if new is REMOVED else repr(new)[:40]}: {wrong}"
         for field, value in fields_of(config)
@@ -139,6 +143,22 @@ def test_an_unknown_method_is_refused_with_those_that_are_supported(method: str 
         (groups_with("", output_activations={"num_bits": 8}), "output_activations"),
         (groups_with("weights", num_bits=3), "num_bits 3"),
         (groups_with("weights", strategy="block"), "strategy 'block' .* channel, group"),
+        (float_with("weights", strategy="block", block_structure=[9]), "block_structure is"),
+        (float_with("weights", symmetric=False), "symmetric false .* symmetric true"),
+        (float_with("input_activations", type="int"), "type 'int', .* symmetric float of 8 bits"),
+        (with_changes("bitsandbytes nf4", bnb_4bit_quant_type="fp4"), "type 'fp4' .* nf4, or"),
+        (with_changes("bitsandbytes nf4", load_in_8bit=True), "load_in_4bit .* true for one"),
+        (with_changes("bitsandbytes nf4", bnb_4bit_quant_storage="bfloat16"), "supported: uint8"),
+        (with_changes("bitsandbytes int8", llm_int8_has_fp16_weight=True), "fp16_weight True"),
+        (with_changes("modelopt fp8", quant_algo="INT4_AWQ"), "quant_algo 'INT4_AWQ' .* NVFP4"),
+        (with_changes("modelopt fp8", kv_cache_scheme={"num_bits": 8}), "kv_cache_scheme"),
+        (with_changes("fp8 block", fmt="e5m2"), "fp8 with fmt 'e5m2' .* supported: e4m3"),
+        (with_changes("fp8 block", activation_scheme="static"), "dynamic with weight_block_size"),
+        (with_changes("fp8 block", weight_block_size=[128]), "weight_block_size .* two integers"),
+        (with_changes("fp8 block", expert_dtype="fp4"), "expert_dtype 'fp4' .* fp8"),
+        (with_changes("fp8 tensor", activation_scheme="none"), "activation_scheme 'none'"),
+        (with_changes("fp8 tensor", kv_cache_scheme="static"), "kv_cache_scheme 'static'"),
+        (with_changes("fp8 tensor", ignored_layers=["("]), "ignored_layers .* no regular"),
         (groups_with("weights", actorder="other"), "actorder is 'other'"),
         (groups_with("input_activations", symmetric=False), "symmetric false"),
         (groups_with("input_activations", strategy="tensor"), "strategy 'tensor' and dynamic true"),

@@ -11,7 +11,7 @@ from tests.support.engines.torch_engines import generate_ids, small_engine
 
 # Other layouts are read as the same kinds of weights, which test_quantized_weights shows.
 EACH_ARITHMETIC = ("w4a16 g32", "w8a16", "gptq zeros", "gptq act-order", "gptq int8 zeros")
-MIXED = "gptq mixed"
+MIXES = ("gptq mixed", "fp8 mixed")
 PROMPTS = [prompt_of(length, seed=seed) for length in (1, 17, 100) for seed in (1, 2)]
 
 
@@ -22,8 +22,12 @@ PROMPTS = [prompt_of(length, seed=seed) for length in (1, 17, 100) for seed in (
         *((model, "w4a16 g32") for model in ("qwen3-gqa2", "mixtral", "deepseek-v2-lite")),
         *((model, "online int4") for model in ("phi3-partial-window", "mixtral")),
         ("deepseek-v2-lite", "online int8"),
-        ("llama-gqa4", MIXED),
+        *(("llama-gqa4", layout) for layout in MIXES),
         ("qwen2-moe", "awq"),
+        ("deepseek-v2-lite", "fp8 block"),
+        ("gpt-oss", "mxfp4"),
+        ("llama-gqa1", "bitsandbytes nf4"),
+        ("llama-gqa4", "modelopt nvfp4"),
     ],
 )
 def test_ids_equal_those_of_the_dequantized_model(model: str, layout: str) -> None:
@@ -33,7 +37,7 @@ def test_ids_equal_those_of_the_dequantized_model(model: str, layout: str) -> No
     tally.check()
 
 
-@pytest.mark.parametrize("layout", ["w8a8", "gptq act-order"])
+@pytest.mark.parametrize("layout", ["w8a8", "fp8 block", "gptq act-order"])
 def test_ids_do_not_depend_on_the_batch(layout: str) -> None:
     engine = small_engine(make_quantized("llama-gqa4", layout).folder)
     alone = [generate_ids(engine, [prompt])[0] for prompt in PROMPTS]

@@ -12,19 +12,25 @@ from tests.support.engines.quantized.quantized_models import LAYOUTS, make_quant
 # Of different experts, latent projections, fused tensors, a tied head, sizes that are no multiple
 # of a group.
 MODELS = ("mixtral", "qwen2-moe", "deepseek-v2-lite", "phi3-partial-window", "llama-gqa2-tied")
-SOME = ("w8a16 zeros", "gptq zeros", "gptq int8 zeros", "awq", "auto-round awq")
+SOME = ("w8a16 zeros", "fp8 block", "gptq zeros", "gptq int8 zeros", "awq", "auto-round awq")
 # One of each other family whose experts have tensors of their own.
 FAMILIES = (
     *("qwen2", "qwen3-gqa4", "mistral-window", "gemma2", "qwen3-moe-bias-odd", "olmoe"),
     *("glm4-moe", "deepseek-v3"),
 )
+# NF4 needs whole groups.
 CASES = [
-    *(("llama-gqa4", layout) for layout in LAYOUTS),
+    *(
+        ("llama-gqa1" if "nf4" in layout else "llama-gqa4", layout)
+        for layout, each in LAYOUTS.items()
+        if each.config
+    ),
     *((model, layout) for model in MODELS for layout in SOME),
     *((model, "gptq zeros") for model in FAMILIES),
     ("qwen2-moe-one-of-7", "gptq"),
     ("llama-gqa2-tied", "gptq mixed"),
     ("llama-gqa2-tied", "gptq act-order"),
+    ("gpt-oss", "mxfp4"),
 ]
 
 

@@ -10,7 +10,7 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from baton_engine.errors import WeightsError
+from baton_engine.errors import UnsupportedModel, WeightsError
 from tests.support.engines.quantized.loaded_weights import numbers_of
 from tests.support.engines.quantized.quantized_models import WEIGHTS, make_quantized
 
@@ -37,6 +37,13 @@ def load(tmp_path: Path) -> Callable[..., torch.Tensor]:
     return load
 
 
+STATE = "weight.quant_state.bitsandbytes__nf4"
+
+
+def text(content: str) -> torch.Tensor:
+    return torch.tensor(list(content.encode()), dtype=torch.uint8)
+
+
 def removed(tensor: torch.Tensor) -> None:
     return None
 
@@ -59,6 +66,25 @@ def removed(tensor: torch.Tensor) -> None:
         ("w4a16 g32", "weight_scale", lambda scale: scale[:, :1], r"{name} in .* \[64, 1\]"),
         ("w4a16 act-order", "weight_g_idx", lambda groups: groups // 2, "{name} says"),
         ("w8a8", "weight", torch.Tensor.float, "{name} in .* has dtype F32; supported: I8"),
+        ("bitsandbytes int8", "weight_format", torch.ones_like, "{name} is 1; supported: 0$"),
+        ("bitsandbytes nf4", "weight", lambda each: each[1:], r"{name} in .* shape \[2047, 1\]"),
+        ("bitsandbytes nf4", "weight.quant_map", torch.zeros_like, "{name} has other numbers"),
+        ("bitsandbytes nf4", STATE, torch.zeros_like, "{name} is not JSON"),
+        ("bitsandbytes nf4", STATE, lambda each: each.repeat(99), r"{name} in .* shape"),
+        (
+            "bitsandbytes nf4 double",
+            STATE,
+            lambda each: text("{}"),
+            "{name}: nested_offset is None",
+        ),
+        ("bitsandbytes nf4 double", STATE, lambda each: text("7"), "{name} is 7; expected an"),
+        ("nvfp4", "weight_scale", torch.Tensor.float, "{name} in .* F32; supported: F8_E4M3"),
+        ("nvfp4", "weight_global_scale", removed, "lacks {name}$"),
+        ("modelopt nvfp4", "weight_scale_2", removed, "lacks {name}$"),
+        ("fp8 block", "weight", torch.Tensor.float, "{name} in .* F32; supported: F8_E4M3"),
+        ("fp8 block", "weight_scale_inv", lambda scale: scale[1:], r"{name} in .* \[3, 2\]"),
+        ("fp8 tensor", "weight_scale", lambda scale: scale.repeat(2), r"has shape \[2\]"),
+        ("fp8 tensor static", "activation_scale", removed, "lacks {name}$"),
         ("w8a8 static", "input_scale", removed, "lacks {name}$"),
     ],
 )
@@ -74,6 +100,13 @@ def test_a_wrong_tensor_is_named(
 
     with pytest.raises(WeightsError, match=message.format(name=full)):
         load(layout, apply)
+
+
+def test_rows_that_are_no_whole_blocks_of_nf4_are_refused() -> None:
+    folder = make_quantized("llama-gqa4", "bitsandbytes nf4").folder
+    message = r"o_proj.weight: NF4 .* 96 inputs is not supported: blocks of 64 .* multiples of 64"
+    with pytest.raises(UnsupportedModel, match=message):
+        numbers_of(folder)
 
 
 def test_plain_weights_in_place_of_quantized_ones_are_named(

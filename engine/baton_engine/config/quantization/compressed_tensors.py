@@ -20,21 +20,40 @@ METHOD = "compressed-tensors"
 FILE = "config.json, quantization_config"
 # Class of layers, in place of names.
 ALL_LINEARS = "Linear"
-INTEGERS = "int"
-PACKED, PLAIN_INTEGERS = "pack-quantized", "int-quantized"
-# Other names of formats with the same tensors.
-SAME_FORMAT: Mapping[str | None, str] = {"naive-quantized": PLAIN_INTEGERS}
+INTEGERS, FLOATS = "int", "float"
+PACKED, PLAIN_INTEGERS, PLAIN_FLOATS = "pack-quantized", "int-quantized", "float-quantized"
+# The format and type of weights with the tensors of another format.
+SAME_FORMAT: Mapping[tuple[str | None, str], str] = {
+    ("naive-quantized", INTEGERS): PLAIN_INTEGERS,
+    ("naive-quantized", FLOATS): PLAIN_FLOATS,
+}
 # (format, type, num_bits) of weights -> their numbers in memory.
 KNOWN: Mapping[tuple[str | None, str, int], Numbers] = {
     (PACKED, INTEGERS, 4): "int4",
     (PACKED, INTEGERS, 8): "int8",
     (PLAIN_INTEGERS, INTEGERS, 4): "int8",
     (PLAIN_INTEGERS, INTEGERS, 8): "int8",
+    (PLAIN_FLOATS, FLOATS, 8): "fp8",
+    ("mxfp4-pack-quantized", FLOATS, 4): "fp4",
+    ("nvfp4-pack-quantized", FLOATS, 4): "fp4",
 }
 SUPPORTED = (
     "int weights of 4 or 8 bits in pack-quantized, int-quantized or naive-quantized, with or "
-    "without int8 activations"
+    "without int8 activations; float weights of 8 bits in float-quantized or "
+    "naive-quantized, or of 4 bits in nvfp4-pack-quantized or mxfp4-pack-quantized"
 )
+# Numbers of weights -> the type of activations that go with them, and the numbers of these.
+ACTIVATIONS: Mapping[Numbers, tuple[str, Numbers]] = {
+    "int4": (INTEGERS, "int8"),
+    "int8": (INTEGERS, "int8"),
+    "fp8": (FLOATS, "fp8"),
+}
+STRATEGIES: Mapping[Numbers, tuple[str, ...]] = {
+    "int4": ("tensor", "channel", "group"),
+    "int8": ("tensor", "channel", "group"),
+    "fp8": ("tensor", "channel", "group", "block"),
+    "fp4": ("group", "tensor_group"),
+}
 # Keys that change the model, and the values that do not.
 HARMLESS: Mapping[str, tuple[Any, ...]] = {
     "kv_cache_scheme": (None,),
@@ -125,26 +144,30 @@ def _scheme(group: ConfigFields, values: Mapping[str, Any], layout: str | None) 
         )
     fields = ConfigFields(weights, f"{FILE}, weights")
     kind, bits = fields.text("type") or INTEGERS, fields.integer("num_bits", 8, most=16)
-    layout = SAME_FORMAT.get(layout, layout)
+    layout = SAME_FORMAT.get((layout, kind), layout)
     numbers = KNOWN.get((layout, kind, bits))
     if numbers is None:
         raise UnsupportedModel(
             f"quantization_config: {METHOD} with format {shown(layout)}, type {shown(kind)} and "
             f"num_bits {bits} of weights is not supported; supported: {SUPPORTED}"
         )
-    strategy, group_size = _strategy(fields, weights)
+    strategy, (rows, columns) = _strategy(fields, weights, numbers)
     symmetric = fields.flag("symmetric", True)
-    if layout == PACKED and strategy == "tensor" and not symmetric:
+    if not symmetric and ((layout == PACKED and strategy == "tensor") or kind == FLOATS):
         raise UnsupportedModel(
-            f"quantization_config: {METHOD} with format {PACKED}, strategy tensor and symmetric "
-            "false is not supported; supported: strategy channel or group, or symmetric true"
+            f"quantization_config: {METHOD} with format {layout}, strategy {strategy} and "
+            "symmetric false is not supported; supported: symmetric true, or strategy channel or "
+            "group of integers"
         )
-    activations = _activations(inputs)
+    activations = None
+    # Inputs by groups are not rounded, which the tools do with blocks and with 4 bits.
+    if strategy != "block" and numbers != "fp4":
+        activations = _activations(inputs, numbers)
     return WeightScheme(
         layout=f"{METHOD} {layout}",
         numbers=numbers,
-        outputs=None if strategy == "tensor" else 1,
-        inputs=group_size,
+        outputs=rows,
+        inputs=columns,
         shifted=not symmetric,
         ordered=_ordered(fields, weights),
         activations=activations,
@@ -152,23 +175,32 @@ def _scheme(group: ConfigFields, values: Mapping[str, Any], layout: str | None) 
     )
 
 
-def _strategy(fields: ConfigFields, weights: Mapping[str, Any]) -> tuple[str, int | None]:
-    """The strategy, and the inputs per scale; None if a scale is for all inputs of an output, or
-    for a whole weight. Without a strategy, the group size says which it is."""
+def _strategy(
+    fields: ConfigFields, weights: Mapping[str, Any], numbers: Numbers
+) -> tuple[str, tuple[int | None, int | None]]:
+    """The strategy, and the outputs and inputs of a scale (see WeightScheme). Without a strategy,
+    the group size says which it is."""
     size = None
     if weights.get("group_size") is not None:
         size = fields.integer("group_size", least=-1)
     strategy = fields.text("strategy")
     if strategy is None:
         strategy = "tensor" if size is None else "channel" if size == -1 else "group"
-    if strategy not in ("tensor", "channel", "group"):
+    supported = STRATEGIES[numbers]
+    if strategy not in supported:
         raise UnsupportedModel(
-            f"quantization_config: strategy {shown(strategy)} is not supported; supported: tensor, "
-            "channel, group"
+            f"quantization_config: {METHOD} with {numbers} and strategy {shown(strategy)} is not "
+            f"supported; supported: {', '.join(supported)}"
         )
-    if strategy != "group":
-        return strategy, None
-    return strategy, fields.integer("group_size")
+    if strategy == "block":
+        sizes = fields.integers("block_structure")
+        if len(sizes) != 2:
+            shape = weights.get("block_structure")
+            raise fields.wrong("block_structure", shape, "a list of two integers")
+        return strategy, (sizes[0], sizes[1])
+    if strategy == "tensor":
+        return strategy, (None, None)
+    return strategy, (1, None if strategy == "channel" else fields.integer("group_size"))
 
 
 def _ordered(fields: ConfigFields, weights: Mapping[str, Any]) -> bool:
@@ -182,20 +214,21 @@ def _ordered(fields: ConfigFields, weights: Mapping[str, Any]) -> bool:
     return value in ORDERED
 
 
-def _activations(inputs: Mapping[str, Any]) -> Numbers | None:
+def _activations(inputs: Mapping[str, Any], numbers: Numbers) -> Numbers | None:
     if not inputs:
         return None
+    supported, rounded = ACTIVATIONS[numbers]
     fields = ConfigFields(inputs, f"{FILE}, input_activations")
     kind, bits = fields.text("type") or INTEGERS, fields.integer("num_bits", 8, most=16)
     dynamic = fields.flag("dynamic", False)
     strategy = fields.text("strategy") or "tensor"
     symmetric = fields.flag("symmetric", True)
     found = (kind, bits, symmetric, strategy)
-    if found != (INTEGERS, 8, True, "token" if dynamic else "tensor"):
+    if found != (supported, 8, True, "token" if dynamic else "tensor"):
         raise UnsupportedModel(
             f"quantization_config: input_activations with type {shown(kind)}, num_bits {bits}, "
             f"symmetric {str(symmetric).lower()}, strategy {shown(strategy)} and dynamic "
-            f"{str(dynamic).lower()} are not supported; supported: symmetric int of 8 bits, by "
-            "token with dynamic true, by tensor with dynamic false"
+            f"{str(dynamic).lower()} are not supported; supported: symmetric {supported} of 8 "
+            "bits, by token with dynamic true, by tensor with dynamic false"
         )
-    return "int8"
+    return rounded

@@ -35,6 +35,16 @@ def beginning_patterns(names: Iterable[str]) -> tuple[str, ...]:
     return tuple(f"{re.escape(name)}{ANY}" for name in names)
 
 
+def module_patterns(names: Iterable[str], key: str) -> tuple[str, ...]:
+    """Patterns of layers of which one of `names` is the end of the name, or a regular expression of
+    the first modules in it. `key` is the key of the names, for errors."""
+    patterns = []
+    for name in names:
+        patterns.append(f"{ANY}{re.escape(name)}")
+        patterns.append(regular_expression(rf"(?:{name})(?:(?<=[.])|(?=[.]|$))", key))
+    return tuple(patterns)
+
+
 def _pattern(name: str, key: str) -> str:
     if not name.startswith(REGEX):
         return re.escape(name)

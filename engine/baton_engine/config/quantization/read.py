@@ -18,9 +18,13 @@ KEY = "quantization_config"
 METHODS: Mapping[str, str] = {
     "auto-round": "baton_engine.config.quantization.auto_round:read",
     "awq": "baton_engine.config.quantization.awq:read",
+    "bitsandbytes": "baton_engine.config.quantization.bitsandbytes:read",
     "compressed-tensors": "baton_engine.config.quantization.compressed_tensors:read",
+    "fp8": "baton_engine.config.quantization.fp8:read",
     "gptq": "baton_engine.config.quantization.gptq:read",
     "intel/auto-round": "baton_engine.config.quantization.auto_round:read",
+    "modelopt": "baton_engine.config.quantization.modelopt:read",
+    "mxfp4": "baton_engine.config.quantization.mxfp4:read",
 }
 
 

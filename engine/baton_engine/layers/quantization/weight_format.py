@@ -16,6 +16,15 @@ if TYPE_CHECKING:
 # WeightScheme.layout -> the WeightFormat, a class that a scheme makes, "module:class".
 LAYOUTS: Mapping[str, str] = {
     "awq gemm": "baton_engine.layers.quantization.awq:Awq",
+    "compressed-tensors float-quantized": "baton_engine.layers.quantization.fp8:ScaledFp8",
+    "bitsandbytes int8": "baton_engine.layers.quantization.bitsandbytes:Int8",
+    "bitsandbytes nf4": "baton_engine.layers.quantization.bitsandbytes:Nf4",
+    "bitsandbytes nf4 double": "baton_engine.layers.quantization.bitsandbytes:Nf4Double",
+    "compressed-tensors mxfp4-pack-quantized": "baton_engine.layers.quantization.fp4:Mxfp4",
+    "compressed-tensors nvfp4-pack-quantized": "baton_engine.layers.quantization.fp4:Nvfp4",
+    "modelopt fp8": "baton_engine.layers.quantization.fp8:ScaledFp8",
+    "modelopt nvfp4": "baton_engine.layers.quantization.fp4:ModeloptNvfp4",
+    "fp8": "baton_engine.layers.quantization.fp8:Fp8",
     "gptq": "baton_engine.layers.quantization.gptq:Gptq",
     "gptq_v2": "baton_engine.layers.quantization.gptq:GptqV2",
     "compressed-tensors pack-quantized": (

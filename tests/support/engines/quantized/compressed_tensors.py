@@ -14,7 +14,7 @@ import torch.nn.functional as F
 from tests.support.engines.quantized.layout import Layout, Quantize
 
 
-def _config(layout: str, weights: Mapping[str, Any], inputs: Any = None) -> Mapping[str, Any]:
+def config_of(layout: str, weights: Mapping[str, Any], inputs: Any = None) -> Mapping[str, Any]:
     group = {
         "targets": ["Linear"],
         "weights": {"type": "int", "symmetric": True, "dynamic": False, **weights},
@@ -90,7 +90,7 @@ def pack(codes_RI: torch.Tensor, bits: int) -> torch.Tensor:
 
 def _mixed() -> Layout:
     """Two formats: k in 8 bits by its name, v plain, and the head in 8 bits, too."""
-    some = _config("mixed-precision", {"num_bits": 4, "strategy": "group", "group_size": 32})
+    some = config_of("mixed-precision", {"num_bits": 4, "strategy": "group", "group_size": 32})
     [group] = some["config_groups"].values()
     int8 = {
         **group,
@@ -110,22 +110,22 @@ def _mixed() -> Layout:
 
 LAYOUTS: Mapping[str, Layout] = {
     "w4a16 act-order": Layout(
-        _config(
+        config_of(
             "pack-quantized",
             {"num_bits": 4, "strategy": "group", "group_size": 32, "actorder": "group"},
         ),
         integers(4, 32, packed=True, ordered=True),
     ),
     "w8a16 packed zeros": Layout(
-        _config("pack-quantized", {"num_bits": 8, "strategy": "channel", "symmetric": False}),
+        config_of("pack-quantized", {"num_bits": 8, "strategy": "channel", "symmetric": False}),
         integers(8, None, packed=True, shifted=True),
     ),
     "w8a16 zeros": Layout(
-        _config("naive-quantized", {"num_bits": 8, "group_size": 16, "symmetric": False}),
+        config_of("naive-quantized", {"num_bits": 8, "group_size": 16, "symmetric": False}),
         integers(8, 16, packed=False, shifted=True),
     ),
     "w8a8": Layout(
-        _config(
+        config_of(
             "int-quantized",
             {"num_bits": 8, "strategy": "channel"},
             {"num_bits": 8, "strategy": "token", "dynamic": True, "symmetric": True},
@@ -133,7 +133,7 @@ LAYOUTS: Mapping[str, Layout] = {
         integers(8, None, packed=False),
     ),
     "w8a8 static": Layout(
-        _config(
+        config_of(
             "int-quantized",
             {"num_bits": 8, "strategy": "channel"},
             {"num_bits": 8, "strategy": "tensor", "dynamic": False},
@@ -142,22 +142,22 @@ LAYOUTS: Mapping[str, Layout] = {
     ),
     "compressed-tensors mixed": _mixed(),
     "w4a16 g32": Layout(
-        _config("pack-quantized", {"num_bits": 4, "strategy": "group", "group_size": 32}),
+        config_of("pack-quantized", {"num_bits": 4, "strategy": "group", "group_size": 32}),
         integers(4, 32, packed=True),
     ),
     "w4a16 g32 zeros": Layout(
-        _config(
+        config_of(
             "pack-quantized",
             {"num_bits": 4, "strategy": "group", "group_size": 32, "symmetric": False},
         ),
         integers(4, 32, packed=True, shifted=True),
     ),
     "w8a16 packed": Layout(
-        _config("pack-quantized", {"num_bits": 8, "strategy": "channel"}),
+        config_of("pack-quantized", {"num_bits": 8, "strategy": "channel"}),
         integers(8, None, packed=True),
     ),
     "w8a16": Layout(
-        _config("int-quantized", {"num_bits": 8, "strategy": "channel"}),
+        config_of("int-quantized", {"num_bits": 8, "strategy": "channel"}),
         integers(8, None, packed=False),
     ),
 }

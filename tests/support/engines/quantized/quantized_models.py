@@ -19,17 +19,27 @@ from pathlib import Path
 import torch
 from safetensors.torch import load_file, save_file
 
-from tests.support.engines.quantized import compressed_tensors, integer_groups, online
+from tests.support.engines.quantized import (
+    bitsandbytes,
+    compressed_tensors,
+    floats,
+    integer_groups,
+    online,
+)
 from tests.support.engines.quantized.layout import Layout
 from tests.support.engines.tiny_models import CACHE, make_tiny_model
 
 RECIPE = 4  # increase it when this folder writes different files from the same layouts
 WEIGHTS = "model.safetensors"
 LAYOUTS: Mapping[str, Layout] = {
+    **bitsandbytes.LAYOUTS,
     **compressed_tensors.LAYOUTS,
+    **floats.LAYOUTS,
     **integer_groups.LAYOUTS,
     **online.LAYOUTS,
 }
+# Only experts are quantized, and only of gpt-oss.
+ALL_LAYOUTS: Mapping[str, Layout] = {**LAYOUTS, "mxfp4": floats.MXFP4}
 
 
 @dataclass(frozen=True)
@@ -43,11 +53,13 @@ class QuantizedModel:
 def make_quantized(model: str, layout: str, root: Path = CACHE) -> QuantizedModel:
     """The folders of the tiny model `model` in `layout`. Safe in parallel processes."""
     source = make_tiny_model(model, root)
-    key = hashlib.sha256(f"{RECIPE} {source} {LAYOUTS[layout].config}".encode()).hexdigest()[:12]
+    key = hashlib.sha256(f"{RECIPE} {source} {ALL_LAYOUTS[layout].config}".encode()).hexdigest()[
+        :12
+    ]
     place = root / f"{key}-{layout.replace(' ', '-')}"
     if not place.is_dir():
         draft = Path(tempfile.mkdtemp(dir=root, prefix=".draft-"))
-        _write(source, draft, LAYOUTS[layout])
+        _write(source, draft, ALL_LAYOUTS[layout])
         try:
             os.rename(draft, place)
         except OSError:
@@ -64,7 +76,12 @@ def _write(source: Path, draft: Path, layout: Layout) -> None:
     for name, tensor in tensors.items():
         module, _, part = name.rpartition(".")
         quantize = layout.quantize_of(module) if part == "weight" else None
-        if quantize is not None:
+        if layout.fused is not None and name.endswith(
+            ("experts.gate_up_proj", "experts.down_proj")
+        ):
+            parts, plain[name] = layout.fused(tensor.float())
+            quantized |= {f"{name}_{suffix}": each for suffix, each in parts.items()}
+        elif quantize is not None:
             parts, plain[name] = quantize(tensor.float())
             quantized |= {f"{module}.{suffix}": each for suffix, each in parts.items()}
         else:

@@ -1,7 +1,7 @@
 """Writes the files of `tests/engine/quantization/tool_files`: layers of a tiny Llama, quantized by
 the tools that users have. Needs their packages, which the tests do not:
 
-    pip install accelerate auto-round compressed-tensors gptqmodel
+    pip install accelerate auto-round bitsandbytes compressed-tensors gptqmodel
     python -m tests.support.engines.quantized.write_tool_files
 
 A file has two layers as the tool writes them, `expected.` and their names with the numbers that
@@ -58,6 +58,15 @@ AUTO_ROUND: Mapping[str, tuple[Mapping[str, Any], str]] = {
         "auto_round",
     ),
 }
+# Arguments of transformers' BitsAndBytesConfig.
+BITSANDBYTES: Mapping[str, Mapping[str, Any]] = {
+    "bitsandbytes int8": {"load_in_8bit": True},
+    "bitsandbytes nf4": {"load_in_4bit": True, "bnb_4bit_quant_type": "nf4"},
+    "bitsandbytes nf4 double": {
+        **{"load_in_4bit": True, "bnb_4bit_quant_type": "nf4"},
+        "bnb_4bit_use_double_quant": True,
+    },
+}
 # The groups of compressed-tensors: targets, arguments of the weights and of the inputs.
 Arguments = Mapping[str, Any] | None
 COMPRESSED: Mapping[str, list[tuple[str, Arguments, Arguments]]] = {
@@ -66,6 +75,27 @@ COMPRESSED: Mapping[str, list[tuple[str, Arguments, Arguments]]] = {
     ],
     "compressed-tensors w8a8 static": [
         ("Linear", {"num_bits": 8, "group_size": -1}, {"num_bits": 8, "strategy": "tensor"})
+    ],
+    "compressed-tensors float static": [
+        (
+            "Linear",
+            {"num_bits": 8, "type": "float", "strategy": "tensor"},
+            {"num_bits": 8, "type": "float", "strategy": "tensor"},
+        )
+    ],
+    "compressed-tensors float channel": [
+        (
+            "Linear",
+            {"num_bits": 8, "type": "float", "strategy": "channel"},
+            {"num_bits": 8, "type": "float", "strategy": "token", "dynamic": True},
+        )
+    ],
+    "compressed-tensors nvfp4": [
+        (
+            "Linear",
+            {"num_bits": 4, "type": "float", "strategy": "tensor_group", "group_size": 16},
+            None,
+        )
     ],
     "compressed-tensors w8a8 zeros": [
         (
@@ -90,6 +120,7 @@ def main() -> None:
         writers: tuple[tuple[Mapping[str, Any], Callable[..., Path]], ...] = (
             (GPTQMODEL, _gptqmodel),
             (AUTO_ROUND, _auto_round),
+            (BITSANDBYTES, _bitsandbytes),
             (COMPRESSED, _compressed),
         )
         for cases, write in writers:
@@ -98,11 +129,11 @@ def main() -> None:
                 _keep(folder, PLACE / f"{name.replace(' ', '-')}.safetensors")
 
 
-def _write_base(folder: Path) -> None:
+def _write_base(folder: Path, hidden: int = 32) -> None:
     transformers, tokenizers = import_module("transformers"), import_module("tokenizers")
     torch.manual_seed(0)
     config = transformers.LlamaConfig(
-        **{"hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 1, "head_dim": 32},
+        **{"hidden_size": hidden, "intermediate_size": 64, "num_hidden_layers": 1, "head_dim": 32},
         **{"num_attention_heads": 2, "num_key_value_heads": 1, "vocab_size": VOCAB},
     )
     transformers.LlamaForCausalLM(config).save_pretrained(folder)
@@ -146,6 +177,28 @@ def _auto_round(base: Path, folder: Path, case: tuple[Mapping[str, Any], str]) -
     return written
 
 
+def _bitsandbytes(base: Path, folder: Path, case: Mapping[str, Any]) -> Path:
+    transformers, package = import_module("transformers"), import_module("bitsandbytes")
+    config = transformers.BitsAndBytesConfig(**case)
+    load = transformers.AutoModelForCausalLM.from_pretrained
+    # Blocks of 64 numbers are parts of one row.
+    base = base.parent / "wide"
+    _write_base(base, hidden=64)
+    model = load(base, quantization_config=config, device_map="cpu", dtype=torch.float32)
+    model.save_pretrained(folder)
+    for name in LAYERS:
+        module = model.get_submodule(name)
+        if "load_in_8bit" in case:
+            scales_O1 = module.weight.SCB[:, None] / 127
+            numbers = module.weight.data.float() * scales_O1
+        else:
+            state = module.weight.quant_state
+            numbers = package.functional.dequantize_4bit(module.weight.data, state)
+        module.weight = torch.nn.Parameter(numbers)
+    _save_expected(folder, model)
+    return folder
+
+
 def _compressed(base: Path, folder: Path, case: list[tuple[str, Arguments, Arguments]]) -> Path:
     transformers = import_module("transformers")
     package = import_module("compressed_tensors.quantization")
@@ -169,14 +222,20 @@ def _compressed(base: Path, folder: Path, case: list[tuple[str, Arguments, Argum
         if getattr(module, "quantization_scheme", None) is None:
             continue
         scheme, weight_OI = module.quantization_scheme, module.weight.data
-        size = {"group": scheme.weights.group_size, "tensor": weight_OI.numel()}.get(
+        group = scheme.weights.group_size
+        size = {"group": group, "tensor_group": group, "tensor": weight_OI.numel()}.get(
             scheme.weights.strategy, weight_OI.shape[1]
         )
+        whole = getattr(module, "weight_global_scale", None)
+        if whole is not None:
+            whole.data.fill_(float(6 * 448 / weight_OI.abs().max()))
         rows = weight_OI.view(-1, size)
-        scale, zero = parameters(rows.amin(1), rows.amax(1), scheme.weights)
+        scale, zero = parameters(rows.amin(1), rows.amax(1), scheme.weights, whole)
         module.weight_scale.data.copy_(scale.view(module.weight_scale.shape))
         if hasattr(module, "weight_zero_point"):
-            module.weight_zero_point.data.copy_(zero.round().view(module.weight_scale.shape))
+            module.weight_zero_point.data.copy_(
+                zero.float().round().view(module.weight_scale.shape)
+            )
         if getattr(module, "input_scale", None) is not None:
             module.input_scale.data.fill_(1 / 32)
     compressor = import_module("compressed_tensors.compressors").ModelCompressor
@@ -215,13 +274,14 @@ def _keep(folder: Path, file: Path) -> None:
     tensors: dict[str, torch.Tensor] = {}
     for path in folder.glob("model*.safetensors"):
         tensors |= load_file(path)
-    kept = {name: each for name, each in tensors.items() if name.rpartition(".")[0] in LAYERS}
+    beginnings = tuple(f"{layer}." for layer in LAYERS)
+    kept = {name: each for name, each in tensors.items() if name.startswith(beginnings)}
     expected = load_file(folder / "expected.safetensors")
     kept |= {f"expected.{name}": each for name, each in expected.items()}
     config = json.loads((folder / "config.json").read_text())["quantization_config"]
     config.pop("meta", None)
     plain = [name.removesuffix(".weight") for name in tensors if name.endswith("proj.weight")]
-    plain = [name for name in plain if f"{name}.weight_scale" not in tensors]
+    plain = [name for name in plain if tensors[f"{name}.weight"].dtype == torch.float32]
     metadata = {"quantization_config": json.dumps(config), "plain": json.dumps(sorted(plain))}
     save_file(kept, file, metadata)
 

@@ -1,0 +1,70 @@
+"""Quantized weights of 4-bit floats.
+
+The codes are uint8 [O, I / 2], with two of a row in each byte, the first in the low half. The
+scales of groups are float8_e4m3fn [O, G], with one more number for the whole weight, by which
+compressed-tensors divides and ModelOpt multiplies; or the exponents of powers of 2, plus 127.
+
+Shapes: O and I a linear's output and input size, G groups of inputs.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import torch
+
+from baton_engine.config.quantization.scheme import WeightScheme
+from baton_engine.layers.parameter import WeightSlots
+from baton_engine.layers.quantization.packed_words import group_of
+from baton_engine.layers.quantization.quantized_weight import QuantizedWeight
+
+
+class Mxfp4:
+    """As compressed-tensors writes MXFP4."""
+
+    codes_name = "weight_packed"
+    # Inputs are not rounded.
+    input_scale_name = "input_global_scale"
+
+    def __init__(self, scheme: WeightScheme) -> None:
+        self._scheme = scheme
+
+    def declare(
+        self, slots: WeightSlots, name: str, outputs: int, inputs: int
+    ) -> Callable[[], QuantizedWeight]:
+        group = group_of(self._scheme, inputs)
+        codes_OJ = slots.tensor(
+            f"{name}.{self.codes_name}", outputs, -(-inputs // 2), dtype=torch.uint8
+        )
+        scales_of = self._scales(slots, name, outputs, -(-inputs // group))
+        slots.tensor(f"{name}.{self.input_scale_name}", 1, dtype=torch.float32, default=1)
+        return lambda: QuantizedWeight(self._scheme.numbers, codes_OJ, scales_of(), group, inputs)
+
+    def _scales(
+        self, slots: WeightSlots, name: str, outputs: int, groups: int
+    ) -> Callable[[], torch.Tensor]:
+        exponents_OG = slots.tensor(f"{name}.weight_scale", outputs, groups, dtype=torch.uint8)
+        return lambda: exponents_OG.view(torch.float8_e8m0fnu).float()
+
+
+class Nvfp4(Mxfp4):
+    """As compressed-tensors writes NVFP4."""
+
+    whole_name = "weight_global_scale"
+    divides = True
+
+    def _scales(
+        self, slots: WeightSlots, name: str, outputs: int, groups: int
+    ) -> Callable[[], torch.Tensor]:
+        scales_OG = slots.tensor(f"{name}.weight_scale", outputs, groups, dtype=torch.float8_e4m3fn)
+        whole = slots.tensor(f"{name}.{self.whole_name}", 1, dtype=torch.float32)
+        if self.divides:
+            return lambda: scales_OG.float() / whole
+        return lambda: scales_OG.float() * whole
+
+
+class ModeloptNvfp4(Nvfp4):
+    codes_name = "weight"
+    input_scale_name = "input_scale"
+    whole_name = "weight_scale_2"
+    divides = False
