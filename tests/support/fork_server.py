@@ -303,6 +303,7 @@ def _become(start: Start, files: Sequence[int]) -> NoReturn:
         os.environ.update(start.environment)
         _show(start.argv, start.environment)
         sys.path[0] = start.folder
+        _keep_to_one_thread()
         code = _run(start)
     except BaseException:
         traceback.print_exc()
@@ -324,6 +325,13 @@ def _forget_the_forker() -> None:
     asyncio._set_running_loop(None)
     for handler in [*logging.root.handlers]:
         logging.root.removeHandler(handler)
+
+
+def _keep_to_one_thread() -> None:
+    """Let torch start no threads of its own before an engine says how many it uses: a fork has none
+    of its parent's, and OpenMP would wait for them."""
+    if "torch" in sys.modules:
+        sys.modules["torch"].set_num_threads(1)
 
 
 def _take_files(numbers: Sequence[int], files: Sequence[int]) -> None:

@@ -81,9 +81,14 @@ def test_weights_that_are_quantized_while_they_are_loaded_take_the_estimated_byt
 @pytest.mark.parametrize(
     ("model", "layout"),
     [
-        *(("llama-gqa4", layout) for layout, each in LAYOUTS.items() if each.config),
+        *(
+            ("llama-gqa1" if "nf4" in layout else "llama-gqa4", layout)
+            for layout, each in LAYOUTS.items()
+            if each.config
+        ),
         ("mixtral", "w4a16 g32"),
         ("deepseek-v2-lite", "w4a16 g32 zeros"),
+        ("gpt-oss", "mxfp4"),
     ],
 )
 def test_the_weights_of_a_quantized_checkpoint_take_the_estimated_bytes(

@@ -25,7 +25,7 @@ SCHEMES: Mapping[Quantization, WeightScheme] = {
 }
 PLAIN = (r"lm_head", r".*\.(gate|router|shared_expert_gate|kv_b_proj)")
 # Experts that a checkpoint has in transposed tensors for all of them, as gpt-oss.
-TRANSPOSED_EXPERTS = r".*\.experts\..*"
+TRANSPOSED_EXPERTS = r".*\.experts(\..*)?"
 
 
 def online_config(

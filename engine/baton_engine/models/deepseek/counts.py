@@ -12,6 +12,9 @@ from baton_engine.config.layer_counts import LayerCounts, TokenNumbers, mlp_step
 from baton_engine.config.linear_shapes import LinearShape, Names, mlp_linears
 from baton_engine.config.model_config import ModelConfig
 
+# The names of layers in checkpoints.
+NAMES = Names(shared="shared_experts")
+
 
 def layer_weights(config: ModelConfig, layer: int) -> int:
     return _attention_weights(config) + mlp_weights(config, layer) + 2 * config.hidden_size
@@ -30,7 +33,6 @@ def layer_linears(config: ModelConfig, layer: int) -> Sequence[LinearShape]:
     )
 
 
-NAMES = Names(shared="shared_experts")
 LATENT_COUNTS = LayerCounts(layer_weights, layer_step, layer_linears)
 
 

@@ -18,6 +18,9 @@ from baton_engine.config.mixture import EXPERT_KEYS, GROUP_KEYS, read_grouped_ex
 from baton_engine.config.model_config import ModelConfig, RopeConfig
 from baton_engine.config.rope import read_partial_rope
 
+# The names of layers in checkpoints.
+NAMES = Names(shared="shared_experts")
+
 
 def read_glm_experts(values: Mapping[str, Any]) -> ExpertsConfig:
     return read_grouped_experts(values, first=1, scale=1.0, groups=1, top_groups=1)
@@ -46,8 +49,6 @@ def read(values: Mapping[str, Any], generation: Mapping[str, Any]) -> ModelConfi
         unused_tensors=draft_tensors(values, config.num_layers),
     )
 
-
-NAMES = Names(shared="shared_experts")
 
 FAMILY = Family(
     read=read,

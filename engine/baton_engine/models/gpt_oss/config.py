@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -10,6 +10,8 @@ from baton_engine.config.config_json import ConfigFields
 from baton_engine.config.dense import Dense
 from baton_engine.config.experts import ExpertsConfig
 from baton_engine.config.families import Family
+from baton_engine.config.layer_counts import DECODER
+from baton_engine.config.linear_shapes import LinearShape, Names, attention_linears
 from baton_engine.config.mixture import all_layers, read_experts
 from baton_engine.config.model_config import ModelConfig, RopeConfig
 from baton_engine.config.rope import read_rope
@@ -64,6 +66,18 @@ def read_gpt_oss_rope(values: Mapping[str, Any]) -> RopeConfig:
     return read_rope(filled)
 
 
+def linears(config: ModelConfig, layer: int) -> Sequence[LinearShape]:
+    """The experts of a layer are one layer of the checkpoint."""
+    here, experts, hidden = f"model.layers.{layer}", config.experts, config.hidden_size
+    assert experts is not None, "a config without experts"
+    name, count = f"{here}.mlp.experts", experts.num_experts
+    return (
+        *attention_linears(config, f"{here}.self_attn", Names()),
+        LinearShape(name, 2 * experts.size, hidden, count),
+        LinearShape(name, hidden, experts.size, count),
+    )
+
+
 DENSE = Dense(
     mlp_bias=False,
     default_kv_heads=8,
@@ -79,4 +93,5 @@ FAMILY = Family(
     model="baton_engine.models.gpt_oss.model:GptOss",
     examples="gpt-oss, also with experts in MXFP4",
     windows="in every other layer",
+    counts=replace(DECODER, linears=linears),
 )

@@ -20,6 +20,9 @@ from baton_engine.config.windows import Windows
 # The default of Mixtral's config class.
 ROPE_THETA = 1e6
 
+# The names of layers in checkpoints.
+NAMES = Names(moe="block_sparse_moe", expert=("w1", "w3", "w2"))
+
 
 def read_mixtral_experts(values: Mapping[str, Any]) -> ExpertsConfig:
     keys = {"count": "num_local_experts", "alias": "num_experts", "size": "intermediate_size"}
@@ -29,8 +32,6 @@ def read_mixtral_experts(values: Mapping[str, Any]) -> ExpertsConfig:
 def read_mixtral_rope(values: Mapping[str, Any]) -> RopeConfig:
     return read_rope({"rope_theta": ROPE_THETA, **values})
 
-
-NAMES = Names(moe="block_sparse_moe", expert=("w1", "w3", "w2"))
 
 FAMILY = Family(
     read=Dense(

@@ -30,6 +30,9 @@ LONGROPE = ("longrope", "su", "yarn")
 # The default of Phi-3's config class.
 ORIGINAL_MAX_POSITIONS = 4096
 
+# The names of layers in checkpoints.
+NAMES = Names(qkv=("qkv_proj",), gate_up=("gate_up_proj",))
+
 
 def read_rope(values: Mapping[str, Any]) -> RopeConfig:
     settings = rope_settings(values)
@@ -93,7 +96,7 @@ DENSE = Dense(
     more_keys=frozenset({"original_max_position_embeddings"}),
     more_rope_keys=frozenset({"long_factor", "short_factor"}),
 )
-NAMES = Names(qkv=("qkv_proj",), gate_up=("gate_up_proj",))
+
 
 FAMILY = Family(
     read=DENSE.read,
