@@ -7,7 +7,7 @@ import torch
 
 from baton_engine.weights.dummy import fill_slots
 from tests.support.engines.quantized.loaded_weights import numbers_of
-from tests.support.engines.quantized.quantized_models import LAYOUTS, make_quantized
+from tests.support.engines.quantized.quantized_models import ALL_LAYOUTS, LAYOUTS, make_quantized
 
 # Of different experts, latent projections, fused tensors, a tied head, sizes that are no multiple
 # of a group.
@@ -37,7 +37,9 @@ CASES = [
 @pytest.mark.parametrize(("model", "layout"), CASES)
 def test_weights_are_loaded_as_the_numbers_that_they_stand_for(model: str, layout: str) -> None:
     folders = make_quantized(model, layout)
-    loaded, expected = numbers_of(folders.folder), numbers_of(folders.plain)
+    quantization = ALL_LAYOUTS[layout].quantization
+    loaded = numbers_of(folders.folder, quantization=quantization)
+    expected = numbers_of(folders.plain)
     assert loaded.shape == expected.shape
     # A shift is rounded apart from its code.
     torch.testing.assert_close(loaded, expected, rtol=1e-5, atol=1e-6)
@@ -46,5 +48,9 @@ def test_weights_are_loaded_as_the_numbers_that_they_stand_for(model: str, layou
 @pytest.mark.parametrize("layout", LAYOUTS)
 def test_dummy_weights_have_a_usual_size(layout: str) -> None:
     folder = make_quantized("llama-gqa1" if "nf4" in layout else "llama-gqa4", layout).folder
-    numbers = numbers_of(folder, lambda _, config, slots: fill_slots(slots))
+    numbers = numbers_of(
+        folder,
+        lambda _, config, slots: fill_slots(slots),
+        ALL_LAYOUTS[layout].quantization,
+    )
     assert 0.001 < numbers.abs().mean() < 1

@@ -11,6 +11,7 @@ import torch
 
 from baton_engine.attention.exact.row_rule import Product
 from baton_engine.config.families import read_config
+from baton_engine.config.quantization.online import Quantization
 from baton_engine.layers.experts import Experts, LoadedExperts
 from baton_engine.layers.linear_method import LinearMethod
 from baton_engine.layers.ops import TorchOps
@@ -54,9 +55,13 @@ class _RecordingOps(TorchOps):
         return super().pack_experts(weights)
 
 
-def numbers_of(folder: Path, load: Callable[..., None] = load_weights) -> torch.Tensor:
+def numbers_of(
+    folder: Path,
+    load: Callable[..., None] = load_weights,
+    quantization: Quantization = "none",
+) -> torch.Tensor:
     """One number after the other: parts of stacked weights follow each other in any case."""
-    config = replace(read_config(folder), dtype="float32")
+    config = replace(read_config(folder, quantization=quantization), dtype="float32")
     slots = RecordingSlots(quantization=config.quantization)
     build_model(config, slots)
     load(folder, config, slots)
