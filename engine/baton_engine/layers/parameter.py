@@ -27,13 +27,14 @@ class Parameter:
     `offset` is added to the loaded values. `whole` is the shape of the checkpoint's tensor if the
     place divides its last dimension into several. The place of an `optional` tensor has its default
     where the checkpoint lacks it. One that may be `shorter` fills the beginning of its place, and
-    zeros the rest."""
+    zeros the rest. `usual` is what dummy weights have there, if random numbers are not usual."""
 
     place: torch.Tensor
     offset: float = 0.0
     whole: tuple[int, ...] | None = None
     optional: bool = False
     shorter: bool = False
+    usual: float | torch.Tensor | None = None
 
     @property
     def shape(self) -> tuple[int, ...]:
@@ -103,19 +104,21 @@ class WeightSlots:
         dtype: torch.dtype | None = None,
         offset: float = 0.0,
         default: float | None = None,
+        usual: float | torch.Tensor | None = None,
     ) -> torch.Tensor:
         """A tensor of the given shape that one checkpoint entry fills, or the number `default` if
         there is no such entry."""
         whole = torch.empty(*shape, dtype=dtype or self.dtype, device=self.device)
         if default is not None:
             whole.fill_(default)
-        self.declare(name, Parameter(whole, offset, optional=default is not None))
+        self.declare(name, Parameter(whole, offset, optional=default is not None, usual=usual))
         return whole
 
-    def octets(self, name: str, most: int) -> torch.Tensor:
+    def octets(self, name: str, most: int, usual: bytes) -> torch.Tensor:
         """The bytes of one checkpoint entry, uint8 [most], with zeros after the last."""
         place = torch.zeros(most, dtype=torch.uint8, device=self.device)
-        self.declare(name, Parameter(place, shorter=True))
+        content = torch.tensor(list(usual.ljust(most, b"\0")), dtype=torch.uint8)
+        self.declare(name, Parameter(place, shorter=True, usual=content))
         return place
 
     def stacked(
@@ -156,9 +159,15 @@ class WeightSlots:
         """A tensor whose views fill() declares."""
         return torch.empty(*shape, dtype=self.dtype, device=self.device)
 
-    def fill(self, name: str, place: torch.Tensor, whole: tuple[int, ...] | None = None) -> None:
+    def fill(
+        self,
+        name: str,
+        place: torch.Tensor,
+        whole: tuple[int, ...] | None = None,
+        usual: float | None = None,
+    ) -> None:
         """Declare that one checkpoint entry fills a view of a tensor; see Parameter."""
-        self.declare(name, Parameter(place, whole=whole))
+        self.declare(name, Parameter(place, whole=whole, usual=usual))
 
     def product(
         self,

@@ -18,8 +18,6 @@ SEED = 0
 # As in transformers' initialisation: activations stay finite through any number of layers.
 STD = 0.02
 NORM = "norm.weight"
-# Of scales that are powers of 2, plus 127.
-SMALL_EXPONENT = 120
 
 
 def dummy_digests(config: ModelConfig, device: str) -> list[TensorDigest]:
@@ -39,8 +37,8 @@ def fill_slots(slots: WeightSlots) -> None:
         if isinstance(parameter, QuantizedParameter):
             plain = torch.empty(parameter.shape, dtype=slots.dtype, device=slots.device)
             parameter.load(plain.normal_(0.0, STD, generator=noise))
-        elif place.dtype == torch.uint8 and "scale" in name:
-            place.fill_(SMALL_EXPONENT)
+        elif parameter.usual is not None:
+            place.copy_(torch.as_tensor(parameter.usual))
         elif not place.is_floating_point():
             place.random_(generator=noise)
         elif place.dtype == torch.float8_e4m3fn:

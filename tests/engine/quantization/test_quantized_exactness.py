@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from tests.support.engines.exactness import Tally, compare_all
-from tests.support.engines.quantized.quantized_models import LAYOUTS, make_quantized
+from tests.support.engines.quantized.quantized_models import ALL_LAYOUTS, make_quantized
 from tests.support.engines.tiny_models import prompt_of
 from tests.support.engines.torch_engines import generate_ids, small_engine
 
@@ -20,9 +20,9 @@ PROMPTS = [prompt_of(length, seed=seed) for length in (1, 17, 100) for seed in (
     [
         *(("llama-gqa4", layout) for layout in EACH_ARITHMETIC),
         *((model, "w4a16 g32") for model in ("qwen3-gqa2", "mixtral", "deepseek-v2-lite")),
+        *(("llama-gqa4", layout) for layout in MIXES),
         *((model, "online int4") for model in ("phi3-partial-window", "mixtral")),
         ("deepseek-v2-lite", "online int8"),
-        *(("llama-gqa4", layout) for layout in MIXES),
         ("qwen2-moe", "awq"),
         ("deepseek-v2-lite", "fp8 block"),
         ("gpt-oss", "mxfp4"),
@@ -32,7 +32,7 @@ PROMPTS = [prompt_of(length, seed=seed) for length in (1, 17, 100) for seed in (
 )
 def test_ids_equal_those_of_the_dequantized_model(model: str, layout: str) -> None:
     folders, tally = make_quantized(model, layout), Tally()
-    engine = small_engine(folders.folder, quantization=LAYOUTS[layout].quantization)
+    engine = small_engine(folders.folder, quantization=ALL_LAYOUTS[layout].quantization)
     compare_all(folders.plain, PROMPTS, generate_ids(engine, PROMPTS), tally, "batch")
     tally.check()
 

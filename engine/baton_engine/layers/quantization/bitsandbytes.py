@@ -32,6 +32,9 @@ NESTED_GROUP = 256
 NESTED_NUMBERS = 256
 STATE = "weight.quant_state.bitsandbytes__nf4"
 MOST_STATE = 4096  # bytes
+# Of dummy weights.
+USUAL = 0.05
+USUAL_STATE = b'{"nested_offset": 0.05}'
 
 
 class Int8:
@@ -42,7 +45,7 @@ class Int8:
         self, slots: WeightSlots, name: str, outputs: int, inputs: int
     ) -> Callable[[], QuantizedWeight]:
         codes_OI = slots.tensor(f"{name}.weight", outputs, inputs, dtype=torch.int8)
-        largest_O = slots.tensor(f"{name}.SCB", outputs, dtype=torch.float32)
+        largest_O = slots.tensor(f"{name}.SCB", outputs, dtype=torch.float32, usual=USUAL)
         order = slots.tensor(f"{name}.weight_format", 1, dtype=torch.uint8, default=ROWS)
 
         def finish() -> QuantizedWeight:
@@ -70,8 +73,9 @@ class Nf4:
         groups = inputs // GROUP
         octets = slots.tensor(f"{name}.weight", outputs * inputs // 2, 1, dtype=torch.uint8)
         scales_of = self._scales(slots, name, outputs * groups)
-        table = slots.tensor(f"{name}.weight.quant_map", 16, dtype=torch.float32)
-        state = slots.octets(f"{name}.{STATE}", MOST_STATE)
+        usual = torch.tensor(TABLES["nf4"])
+        table = slots.tensor(f"{name}.weight.quant_map", 16, dtype=torch.float32, usual=usual)
+        state = slots.octets(f"{name}.{STATE}", MOST_STATE, USUAL_STATE)
 
         def finish() -> QuantizedWeight:
             numbers = torch.tensor(TABLES["nf4"], device=table.device)
@@ -89,7 +93,7 @@ class Nf4:
         self, slots: WeightSlots, name: str, count: int
     ) -> Callable[[dict[str, Any]], torch.Tensor]:
         """The function that makes the scales of what the JSON text has."""
-        scales = slots.tensor(f"{name}.weight.absmax", count, dtype=torch.float32)
+        scales = slots.tensor(f"{name}.weight.absmax", count, dtype=torch.float32, usual=USUAL)
         return lambda fields: scales
 
 
@@ -100,8 +104,12 @@ class Nf4Double(Nf4):
         here = f"{name}.weight"
         codes = slots.tensor(f"{here}.absmax", count, dtype=torch.uint8)
         nested_groups = -(-count // NESTED_GROUP)
-        nested = slots.tensor(f"{here}.nested_absmax", nested_groups, dtype=torch.float32)
-        numbers = slots.tensor(f"{here}.nested_quant_map", NESTED_NUMBERS, dtype=torch.float32)
+        nested = slots.tensor(
+            f"{here}.nested_absmax", nested_groups, dtype=torch.float32, usual=USUAL
+        )
+        numbers = slots.tensor(
+            f"{here}.nested_quant_map", NESTED_NUMBERS, dtype=torch.float32, usual=USUAL
+        )
 
         def scales(fields: dict[str, Any]) -> torch.Tensor:
             offset = fields.get("nested_offset")

@@ -15,8 +15,11 @@ import torch
 
 from baton_engine.config.quantization.scheme import WeightScheme
 from baton_engine.layers.parameter import WeightSlots
+from baton_engine.layers.quantization.mxfp4 import SMALL
 from baton_engine.layers.quantization.packed_words import group_of
 from baton_engine.layers.quantization.quantized_weight import QuantizedWeight
+
+USUAL_DIVISOR = 128.0
 
 
 class Mxfp4:
@@ -43,7 +46,9 @@ class Mxfp4:
     def _scales(
         self, slots: WeightSlots, name: str, outputs: int, groups: int
     ) -> Callable[[], torch.Tensor]:
-        exponents_OG = slots.tensor(f"{name}.weight_scale", outputs, groups, dtype=torch.uint8)
+        exponents_OG = slots.tensor(
+            f"{name}.weight_scale", outputs, groups, dtype=torch.uint8, usual=SMALL
+        )
         return lambda: exponents_OG.view(torch.float8_e8m0fnu).float()
 
 
@@ -57,7 +62,8 @@ class Nvfp4(Mxfp4):
         self, slots: WeightSlots, name: str, outputs: int, groups: int
     ) -> Callable[[], torch.Tensor]:
         scales_OG = slots.tensor(f"{name}.weight_scale", outputs, groups, dtype=torch.float8_e4m3fn)
-        whole = slots.tensor(f"{name}.{self.whole_name}", 1, dtype=torch.float32)
+        usual = USUAL_DIVISOR if self.divides else 1 / USUAL_DIVISOR
+        whole = slots.tensor(f"{name}.{self.whole_name}", 1, dtype=torch.float32, usual=usual)
         if self.divides:
             return lambda: scales_OG.float() / whole
         return lambda: scales_OG.float() * whole

@@ -14,7 +14,7 @@ from collections.abc import Callable
 import torch
 
 from baton_engine.config.quantization.scheme import WeightScheme
-from baton_engine.layers.parameter import Parameter, WeightSlots
+from baton_engine.layers.parameter import WeightSlots
 from baton_engine.layers.quantization.packed_words import group_of
 from baton_engine.layers.quantization.quantized_weight import QuantizedWeight
 
@@ -66,5 +66,5 @@ def _named(slots: WeightSlots, layer: str, names: tuple[str, ...], *shape: int) 
     first, *others = (f"{layer}.{name}" for name in names)
     tensor = slots.tensor(first, *shape, dtype=torch.float32)
     for other in others:
-        slots.also_spelled([first], {other: Parameter(tensor)})
+        slots.also_spelled([first], {other: slots.parameters[first]})
     return tensor

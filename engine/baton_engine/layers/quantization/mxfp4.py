@@ -1,8 +1,8 @@
 """Quantized weights of all experts of a layer in the tensors of MXFP4.
 
-`NAME_blocks` is uint8 [E, O, G, 16], with two 4-bit floats of a row in each byte, the first in the
-low half. `NAME_scales` is uint8 [E, O, G]: the exponents of powers of 2, plus 127. Unlike plain
-weights of the same experts, rows are outputs.
+The tensor whose name ends with `_blocks` is uint8 [E, O, G, 16], with two 4-bit floats of a row in
+each byte, the first in the low half. The one that ends with `_scales` is uint8 [E, O, G]: the
+exponents of powers of 2, plus 127. Unlike plain weights of the same experts, rows are outputs.
 
 Shapes: E experts; O and I an expert's output and input size, G groups of 32 inputs, J bytes of a
 row's codes.
@@ -18,6 +18,9 @@ from baton_engine.config.quantization.mxfp4 import GROUP
 from baton_engine.errors import UnsupportedModel
 from baton_engine.layers.parameter import WeightSlots
 from baton_engine.layers.quantization.quantized_weight import QuantizedWeight
+
+# 2 ** -7
+SMALL = 120
 
 
 def declare_experts(
@@ -39,7 +42,7 @@ def declare_experts(
     parts = (experts, in_turn, outputs // in_turn, groups)
     blocks = codes_EOJ.view(*parts, octets).transpose(1, 2)
     slots.fill(f"{name}_blocks", blocks, (*whole, octets))
-    slots.fill(f"{name}_scales", exponents_EOG.view(parts).transpose(1, 2), whole)
+    slots.fill(f"{name}_scales", exponents_EOG.view(parts).transpose(1, 2), whole, SMALL)
 
     def finish() -> QuantizedWeight:
         scales_EOG = exponents_EOG.view(torch.float8_e8m0fnu).float()

@@ -151,15 +151,20 @@ FIRST_LAYER += [f".0.mlp.{part}_proj" for part in ("gate", "up", "down")]
 BLOCK = Fp8(outputs=24, inputs=40, scale="weight_scale_inv")
 LAYOUTS: Mapping[str, Layout] = {
     "nvfp4": _compressed_fp4(
-        *("nvfp4", nvfp4("weight_packed", "weight_global_scale", divides=True)),
-        *("tensor_group", 16, False),
+        "nvfp4",
+        nvfp4("weight_packed", "weight_global_scale", divides=True),
+        "tensor_group",
+        group=16,
+        inputs=False,
     ),
     "nvfp4 inputs": _compressed_fp4(
         "nvfp4",
         nvfp4("weight_packed", "weight_global_scale", divides=True, more="input_global_scale"),
-        *("tensor_group", 16, True),
+        "tensor_group",
+        group=16,
+        inputs=True,
     ),
-    "mxfp4 packed": _compressed_fp4("mxfp4", mxfp4_packed, "group", 32, True),
+    "mxfp4 packed": _compressed_fp4("mxfp4", mxfp4_packed, "group", group=32, inputs=True),
     "modelopt fp8": _modelopt("FP8", Fp8(scalar=True, more={"input_scale": 1 / 64})),
     "modelopt nvfp4": _modelopt(
         "NVFP4", nvfp4("weight", "weight_scale_2", divides=False, more="input_scale")

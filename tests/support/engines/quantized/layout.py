@@ -25,9 +25,9 @@ class Layout:
     quantize: Quantize
     modules: tuple[str, ...] = ("_proj", "_with_mqa", ".w1", ".w2", ".w3")
     others: Mapping[str, Quantize | None] = field(default_factory=dict)
-    quantization: Quantization = "none"
     # For tensors of all experts of a layer, whose names get an ending after `_`.
     fused: Quantize | None = None
+    quantization: Quantization = "none"
 
     def quantize_of(self, module: str) -> Quantize | None:
         for ending, quantize in self.others.items():
