@@ -127,7 +127,7 @@ def test_dtype_auto_follows_the_checkpoint_and_computes_float16_in_float32(tmp_p
             "full_attention.*512",
         ),
         ({**QWEN3, "layer_types": ["full_attention", "sliding_attention"]}, "sliding_attention"),
-        ({"quantization_config": {"quant_method": "fp8"}}, "fp8"),
+        ({"quantization_config": {"quant_method": "fbgemm_fp8"}}, "fbgemm_fp8"),
         ({"dtype": "int4"}, "int4"),
         ({"num_key_value_heads": 3}, "3"),
         ({"head_dim": 15}, "15"),

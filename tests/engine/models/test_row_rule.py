@@ -19,6 +19,7 @@ from baton_engine.attention.exact.row_rule import (
 )
 from baton_engine.errors import SettingsError
 from baton_engine.layers.linear_method import HEAD, PACKED_HEAD, LinearMethod, packed_product
+from baton_engine.layers.quantization.quantized_weight import Weight
 from tests.support.engines.torch_engines import small_engine
 
 SHAPES = {"one group of inputs": (160, 96), "several groups of inputs": (96, 800)}
@@ -156,7 +157,7 @@ def test_an_engine_whose_products_depend_on_the_place_refuses_to_be_batch_invari
 
         return product
 
-    def restless_methods(name: str) -> LinearMethod:
+    def restless_methods(name: str, weight: Weight) -> LinearMethod:
         return PACKED_HEAD if name == HEAD else LinearMethod(restless)
 
     monkeypatch.setattr(build, "linear_methods", lambda kernels, *, exact: restless_methods)
