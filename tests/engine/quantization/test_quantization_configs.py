@@ -83,7 +83,7 @@ def use(config: QuantizationConfig) -> None:
             slots = WeightSlots(torch.float32, torch.device("cpu"))
             format_of(scheme).declare(slots, name, 64, 64)
             assert sum(each.place.nbytes for each in slots.parameters.values()) < MOST_BYTES
-            assert math.isfinite(scheme.bits_per_weight(64))
+            assert math.isfinite(scheme.weight_bytes(1, 64) / 64)
 
 
 @pytest.mark.parametrize("layout", ALL_LAYOUTS)

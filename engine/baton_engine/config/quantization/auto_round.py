@@ -12,14 +12,15 @@ from typing import Any
 
 from baton_engine.config.config_json import ConfigFields
 from baton_engine.config.quantization import awq, gptq
-from baton_engine.config.quantization.integer_groups import (
-    FILE,
+from baton_engine.config.quantization.integer_groups import texts_within
+from baton_engine.config.quantization.patterns import (
+    ANY,
     HEAD,
     ROUTERS,
-    refused,
-    texts_within,
+    beginning_patterns,
+    regular_expression,
 )
-from baton_engine.config.quantization.patterns import ANY, beginning_patterns, regular_expression
+from baton_engine.config.quantization.refusals import FILE, refused
 from baton_engine.config.quantization.scheme import QuantizationConfig, WeightScheme
 
 METHOD = "auto-round"

@@ -6,15 +6,9 @@ from collections.abc import Mapping
 from typing import Any
 
 from baton_engine.config.config_json import ConfigFields
-from baton_engine.config.quantization.integer_groups import (
-    FILE,
-    HEAD,
-    ROUTERS,
-    group_of,
-    numbers_of,
-    refused,
-)
-from baton_engine.config.quantization.patterns import ANY, part_patterns
+from baton_engine.config.quantization.integer_groups import group_of, numbers_of
+from baton_engine.config.quantization.patterns import ANY, HEAD, ROUTERS, part_patterns
+from baton_engine.config.quantization.refusals import FILE, refused
 from baton_engine.config.quantization.scheme import QuantizationConfig, WeightScheme
 
 METHOD = "awq"

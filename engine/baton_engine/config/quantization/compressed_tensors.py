@@ -13,11 +13,11 @@ from typing import Any
 
 from baton_engine.config.config_json import ConfigFields, shown
 from baton_engine.config.quantization.patterns import ANY, REGEX, name_patterns
+from baton_engine.config.quantization.refusals import FILE
 from baton_engine.config.quantization.scheme import Numbers, QuantizationConfig, WeightScheme
 from baton_engine.errors import UnsupportedModel
 
 METHOD = "compressed-tensors"
-FILE = "config.json, quantization_config"
 # Class of layers, in place of names.
 ALL_LINEARS = "Linear"
 INTEGERS, FLOATS = "int", "float"

@@ -11,8 +11,8 @@ from collections.abc import Mapping
 from typing import Any
 
 from baton_engine.config.config_json import ConfigFields
-from baton_engine.config.quantization.integer_groups import FILE, HEAD, ROUTERS, refused
-from baton_engine.config.quantization.patterns import ANY, module_patterns
+from baton_engine.config.quantization.patterns import ANY, HEAD, ROUTERS, module_patterns
+from baton_engine.config.quantization.refusals import FILE, refused
 from baton_engine.config.quantization.scheme import QuantizationConfig, WeightScheme
 
 METHOD = "fp8"

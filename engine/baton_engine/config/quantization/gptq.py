@@ -10,16 +10,15 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from baton_engine.config.config_json import ConfigFields
-from baton_engine.config.quantization.integer_groups import (
-    FILE,
+from baton_engine.config.quantization.integer_groups import group_of, numbers_of, texts_within
+from baton_engine.config.quantization.patterns import (
+    ANY,
     HEAD,
     ROUTERS,
-    group_of,
-    numbers_of,
-    refused,
-    texts_within,
+    ending_patterns,
+    regular_expression,
 )
-from baton_engine.config.quantization.patterns import ANY, ending_patterns, regular_expression
+from baton_engine.config.quantization.refusals import FILE, refused
 from baton_engine.config.quantization.scheme import QuantizationConfig, WeightScheme
 from baton_engine.errors import ModelError
 

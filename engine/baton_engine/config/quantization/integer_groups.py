@@ -1,21 +1,16 @@
-"""What the configs of GPTQ, AWQ and auto-round have in common: integers by groups of inputs, and
-which layers are quantized. No torch."""
+"""What the configs of GPTQ, AWQ and auto-round have in common: integers by groups of inputs. No
+torch."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from typing import Any
 
-from baton_engine.config.config_json import ConfigFields, shown
-from baton_engine.config.quantization.patterns import ANY
+from baton_engine.config.config_json import ConfigFields
 from baton_engine.config.quantization.scheme import Numbers
 from baton_engine.errors import UnsupportedModel
 
-FILE = "config.json, quantization_config"
-HEAD = "lm_head"
 NAMES = "a list of strings, or of lists of strings"
-# These tools leave routers as they are, and their configs do not say so.
-ROUTERS = rf"{ANY}[.](?:gate|router|shared_expert_gate)"
 
 
 def numbers_of(fields: ConfigFields, method: str, supported: Sequence[int]) -> Numbers:
@@ -34,14 +29,6 @@ def group_of(fields: ConfigFields) -> int | None:
     if size == 0:
         raise fields.wrong("group_size", size, "-1 or an integer from 1")
     return None if size == -1 else size
-
-
-def refused(method: str, key: str, value: Any, supported: str) -> UnsupportedModel:
-    """The error for a value that changes how weights are stored."""
-    return UnsupportedModel(
-        f"quantization_config: {method} with {key} {shown(value)} is not supported; supported: "
-        f"{supported}"
-    )
 
 
 def texts_within(fields: ConfigFields, key: str, value: Any) -> tuple[str, ...]:

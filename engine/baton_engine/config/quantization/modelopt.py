@@ -10,8 +10,8 @@ from collections.abc import Mapping
 from typing import Any
 
 from baton_engine.config.config_json import ConfigFields
-from baton_engine.config.quantization.integer_groups import FILE, refused
 from baton_engine.config.quantization.patterns import ANY
+from baton_engine.config.quantization.refusals import FILE, refused
 from baton_engine.config.quantization.scheme import QuantizationConfig, WeightScheme
 
 METHOD = "modelopt"

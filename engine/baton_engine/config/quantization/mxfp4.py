@@ -7,8 +7,8 @@ from collections.abc import Mapping
 from typing import Any
 
 from baton_engine.config.config_json import ConfigFields
-from baton_engine.config.quantization.integer_groups import FILE
 from baton_engine.config.quantization.patterns import module_patterns
+from baton_engine.config.quantization.refusals import FILE
 from baton_engine.config.quantization.scheme import QuantizationConfig, WeightScheme
 
 METHOD = "mxfp4"

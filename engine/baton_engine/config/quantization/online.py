@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Literal
 
-from baton_engine.config.quantization.patterns import ANY
+from baton_engine.config.quantization.patterns import ANY, HEAD, ROUTERS
 from baton_engine.config.quantization.scheme import QuantizationConfig, WeightScheme
 
 # The values of --quantization.
@@ -23,7 +23,7 @@ SCHEMES: Mapping[Quantization, WeightScheme] = {
     "int8": WeightScheme(layout=LAYOUT, numbers="int8"),
     "int4": WeightScheme(layout=LAYOUT, numbers="int4", inputs=INT4_GROUP, shifted=True),
 }
-PLAIN = (r"lm_head", r".*\.(gate|router|shared_expert_gate|kv_b_proj)")
+PLAIN = (HEAD, ROUTERS, rf"{ANY}[.]kv_b_proj")
 # Experts that a checkpoint has in transposed tensors for all of them, as gpt-oss.
 TRANSPOSED_EXPERTS = r".*\.experts(\..*)?"
 

@@ -9,6 +9,9 @@ from baton_engine.config.config_json import shown
 from baton_engine.errors import ModelError
 
 ANY = ".*"
+HEAD = "lm_head"
+# Routers and the gate of a shared MLP. Tools leave them as they are, and configs do not say so.
+ROUTERS = rf"{ANY}[.](?:gate|router|shared_expert_gate)"
 # Prefix of a regular expression among names, as compressed-tensors writes it.
 REGEX = "re:"
 MOST_PATTERN = 1000  # characters

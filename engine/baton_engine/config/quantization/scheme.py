@@ -37,15 +37,15 @@ class WeightScheme:
     activations: Numbers | None = None
     static: bool = False
 
-    def bits_per_weight(self, inputs: int) -> float:
-        """Bits per weight of a layer with this number of inputs, with those of its scales."""
-        return 8 * self.weight_bytes(1, inputs) / inputs
+    def group(self, inputs: int) -> int:
+        """Inputs per scale of a layer with this number of inputs."""
+        return min(self.inputs or inputs, inputs)
 
     def weight_bytes(self, outputs: int, inputs: int) -> int:
         """Bytes of a layer's weight in memory: codes, and a float32 scale, and perhaps a shift, for
         each group of inputs of each output."""
         codes = -(-inputs * BITS[self.numbers] // 8)
-        groups = -(-inputs // (self.inputs or inputs))
+        groups = -(-inputs // self.group(inputs))
         order = ORDER_BYTES * inputs if self.ordered else 0
         return outputs * (codes + groups * SCALE_BYTES * (1 + self.shifted)) + order
 

@@ -14,24 +14,22 @@ from collections.abc import Callable
 import torch
 import torch.nn.functional as F
 
-from baton_engine.config.quantization.scheme import BITS, WeightScheme
+from baton_engine.config.quantization.scheme import BITS
 from baton_engine.layers.parameter import WeightSlots
-from baton_engine.layers.quantization.packed_words import group_of, unpacked, weight_of, words_of
+from baton_engine.layers.quantization.packed_words import unpacked, weight_of, words_of
 from baton_engine.layers.quantization.quantized_weight import QuantizedWeight
+from baton_engine.layers.quantization.weight_format import WeightFormat
 
 # The place in a word of each of its outputs.
 PLACES = (0, 4, 1, 5, 2, 6, 3, 7)
 
 
-class Awq:
-    def __init__(self, scheme: WeightScheme) -> None:
-        self._scheme = scheme
-
+class Awq(WeightFormat):
     def declare(
         self, slots: WeightSlots, name: str, outputs: int, inputs: int
     ) -> Callable[[], QuantizedWeight]:
         scheme, bits = self._scheme, BITS[self._scheme.numbers]
-        groups = -(-inputs // group_of(scheme, inputs))
+        groups = -(-inputs // scheme.group(inputs))
         words = words_of(outputs, bits)
         words_IW = slots.tensor(f"{name}.qweight", inputs, words, dtype=torch.int32)
         zeros_GW = slots.tensor(f"{name}.qzeros", groups, words, dtype=torch.int32)

@@ -20,10 +20,10 @@ import torch
 
 from baton_engine.config.config_json import shown
 from baton_engine.config.quantization.bitsandbytes import GROUP
-from baton_engine.config.quantization.scheme import WeightScheme
 from baton_engine.errors import UnsupportedModel, WeightsError
 from baton_engine.layers.parameter import WeightSlots
 from baton_engine.layers.quantization.quantized_weight import TABLES, QuantizedWeight
+from baton_engine.layers.quantization.weight_format import WeightFormat
 
 INT8_MOST = 127
 # Rows one after the other. Other formats are those of some GPUs.
@@ -37,10 +37,7 @@ USUAL = 0.05
 USUAL_STATE = b'{"nested_offset": 0.05}'
 
 
-class Int8:
-    def __init__(self, scheme: WeightScheme) -> None:
-        self._scheme = scheme
-
+class Int8(WeightFormat):
     def declare(
         self, slots: WeightSlots, name: str, outputs: int, inputs: int
     ) -> Callable[[], QuantizedWeight]:
@@ -57,10 +54,7 @@ class Int8:
         return finish
 
 
-class Nf4:
-    def __init__(self, scheme: WeightScheme) -> None:
-        self._scheme = scheme
-
+class Nf4(WeightFormat):
     def declare(
         self, slots: WeightSlots, name: str, outputs: int, inputs: int
     ) -> Callable[[], QuantizedWeight]:

@@ -16,21 +16,19 @@ import torch
 
 from baton_engine.config.quantization.scheme import BITS, WeightScheme
 from baton_engine.layers.parameter import WeightSlots
-from baton_engine.layers.quantization.packed_words import group_of, unpacked, words_of
+from baton_engine.layers.quantization.packed_words import unpacked, words_of
 from baton_engine.layers.quantization.quantized_weight import QuantizedWeight, in_group_order
+from baton_engine.layers.quantization.weight_format import WeightFormat
 
 NO_GROUP = -1
 
 
-class PackQuantized:
-    def __init__(self, scheme: WeightScheme) -> None:
-        self._scheme = scheme
-
+class PackQuantized(WeightFormat):
     def declare(
         self, slots: WeightSlots, name: str, outputs: int, inputs: int
     ) -> Callable[[], QuantizedWeight]:
         scheme, bits = self._scheme, BITS[self._scheme.numbers]
-        group = group_of(scheme, inputs)
+        group = scheme.group(inputs)
         groups = -(-inputs // group)
         words = slots.tensor(
             f"{name}.weight_packed", outputs, words_of(inputs, bits), dtype=torch.int32
@@ -68,15 +66,12 @@ class PackQuantized:
         return finish
 
 
-class IntQuantized:
-    def __init__(self, scheme: WeightScheme) -> None:
-        self._scheme = scheme
-
+class IntQuantized(WeightFormat):
     def declare(
         self, slots: WeightSlots, name: str, outputs: int, inputs: int
     ) -> Callable[[], QuantizedWeight]:
         scheme = self._scheme
-        group = group_of(scheme, inputs)
+        group = scheme.group(inputs)
         groups = -(-inputs // group)
         codes = slots.tensor(f"{name}.weight", outputs, inputs, dtype=torch.int8)
         scales = _scales(slots, name, scheme, outputs, groups)

@@ -13,29 +13,25 @@ from collections.abc import Callable
 
 import torch
 
-from baton_engine.config.quantization.scheme import WeightScheme
 from baton_engine.layers.parameter import WeightSlots
 from baton_engine.layers.quantization.mxfp4 import SMALL
-from baton_engine.layers.quantization.packed_words import group_of
 from baton_engine.layers.quantization.quantized_weight import QuantizedWeight
+from baton_engine.layers.quantization.weight_format import WeightFormat
 
 USUAL_DIVISOR = 128.0
 
 
-class Mxfp4:
+class Mxfp4(WeightFormat):
     """As compressed-tensors writes MXFP4."""
 
     codes_name = "weight_packed"
     # Inputs are not rounded.
     input_scale_name = "input_global_scale"
 
-    def __init__(self, scheme: WeightScheme) -> None:
-        self._scheme = scheme
-
     def declare(
         self, slots: WeightSlots, name: str, outputs: int, inputs: int
     ) -> Callable[[], QuantizedWeight]:
-        group = group_of(self._scheme, inputs)
+        group = self._scheme.group(inputs)
         codes_OJ = slots.tensor(
             f"{name}.{self.codes_name}", outputs, -(-inputs // 2), dtype=torch.uint8
         )

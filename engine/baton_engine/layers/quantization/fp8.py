@@ -13,25 +13,21 @@ from collections.abc import Callable
 
 import torch
 
-from baton_engine.config.quantization.scheme import WeightScheme
 from baton_engine.layers.parameter import WeightSlots
-from baton_engine.layers.quantization.packed_words import group_of
 from baton_engine.layers.quantization.quantized_weight import QuantizedWeight
+from baton_engine.layers.quantization.weight_format import WeightFormat
 
 
-class Fp8:
+class Fp8(WeightFormat):
     # The first name is that of errors.
     scale_names: tuple[str, ...] = ("weight_scale_inv", "weight_scale")
     input_scale_names: tuple[str, ...] = ("activation_scale", "input_scale")
-
-    def __init__(self, scheme: WeightScheme) -> None:
-        self._scheme = scheme
 
     def declare(
         self, slots: WeightSlots, name: str, outputs: int, inputs: int
     ) -> Callable[[], QuantizedWeight]:
         scheme = self._scheme
-        group = group_of(scheme, inputs)
+        group = scheme.group(inputs)
         groups = -(-inputs // group)
         codes_OI = slots.tensor(f"{name}.weight", outputs, inputs, dtype=torch.float8_e4m3fn)
         shape = (1,) if scheme.outputs is None else (-(-outputs // scheme.outputs), groups)

@@ -14,34 +14,31 @@ from collections.abc import Callable
 
 import torch
 
-from baton_engine.config.quantization.scheme import BITS, WeightScheme
+from baton_engine.config.quantization.scheme import BITS
 from baton_engine.errors import WeightsError
 from baton_engine.layers.parameter import WeightSlots
 from baton_engine.layers.quantization.packed_words import (
     WORD_BITS,
-    group_of,
     octets,
     unpacked,
     weight_of,
     words_of,
 )
 from baton_engine.layers.quantization.quantized_weight import QuantizedWeight, in_group_order
+from baton_engine.layers.quantization.weight_format import WeightFormat
 
 NO_GROUP = -1
 
 
-class Gptq:
+class Gptq(WeightFormat):
     # What a stored zero point lacks.
     lacks = 1
-
-    def __init__(self, scheme: WeightScheme) -> None:
-        self._scheme = scheme
 
     def declare(
         self, slots: WeightSlots, name: str, outputs: int, inputs: int
     ) -> Callable[[], QuantizedWeight]:
         scheme, bits = self._scheme, BITS[self._scheme.numbers]
-        groups = -(-inputs // group_of(scheme, inputs))
+        groups = -(-inputs // scheme.group(inputs))
         words_WO = slots.tensor(
             f"{name}.qweight", words_of(inputs, bits), outputs, dtype=torch.int32
         )

@@ -18,6 +18,7 @@ import torch
 from baton_engine.config.quantization.scheme import BITS, Numbers, WeightScheme
 from baton_engine.layers.parameter import Parameter, WeightSlots
 from baton_engine.layers.quantization.quantized_weight import QuantizedWeight, packed_halves
+from baton_engine.layers.quantization.weight_format import WeightFormat
 
 # Numbers that are quantized at a time; they take some ten times as many bytes.
 AT_ONCE = 1 << 21
@@ -66,10 +67,7 @@ class SplitParameter(Parameter):
         return cls(parts[0].place, whole=shape, parts=parts)
 
 
-class Online:
-    def __init__(self, scheme: WeightScheme) -> None:
-        self._scheme = scheme
-
+class Online(WeightFormat):
     def declare(
         self, slots: WeightSlots, name: str, outputs: int, inputs: int
     ) -> Callable[[], QuantizedWeight]:
@@ -83,7 +81,7 @@ def empty_weight(
     scheme: WeightScheme, outputs: int, inputs: int, device: torch.device
 ) -> QuantizedWeight:
     """A weight [O, I] to quantize into."""
-    numbers, group = scheme.numbers, scheme.inputs or inputs
+    numbers, group = scheme.numbers, scheme.group(inputs)
     groups, octets = -(-inputs // group), -(-inputs * BITS[numbers] // 8)
     scales_OG = torch.empty(outputs, groups, device=device)
     return QuantizedWeight(

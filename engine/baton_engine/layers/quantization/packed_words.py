@@ -19,11 +19,6 @@ def words_of(codes: int, bits: int) -> int:
     return -(-codes * bits // WORD_BITS)
 
 
-def group_of(scheme: WeightScheme, inputs: int) -> int:
-    """Inputs per scale of a layer with this number of inputs."""
-    return min(scheme.inputs or inputs, inputs)
-
-
 def octets(words_RW: torch.Tensor, codes: int, bits: int) -> torch.Tensor:
     """The bytes of this number of codes of each row, uint8 [R, J]."""
     return words_RW.contiguous().view(torch.uint8)[:, : -(-codes * bits // 8)].contiguous()
@@ -52,5 +47,5 @@ def weight_of(
     offsets_OG = zeros_GO.t().int() - middle
     shifts = -scales_OG * offsets_OG if scheme.shifted or offsets_OG.any() else None
     return QuantizedWeight(
-        scheme.numbers, codes_OJ, scales_OG, group_of(scheme, inputs), inputs, shifts
+        scheme.numbers, codes_OJ, scales_OG, scheme.group(inputs), inputs, shifts
     )

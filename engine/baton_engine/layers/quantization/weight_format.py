@@ -3,9 +3,10 @@ them."""
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
 from importlib import import_module
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING
 
 from baton_engine.config.quantization.scheme import WeightScheme
 from baton_engine.layers.quantization.quantized_weight import QuantizedWeight
@@ -37,13 +38,16 @@ LAYOUTS: Mapping[str, str] = {
 }
 
 
-class WeightFormat(Protocol):
+class WeightFormat(ABC):
+    def __init__(self, scheme: WeightScheme) -> None:
+        self._scheme = scheme
+
+    @abstractmethod
     def declare(
         self, slots: WeightSlots, name: str, outputs: int, inputs: int
     ) -> Callable[[], QuantizedWeight]:
         """Declare the checkpoint's tensors of the layer `name`. The result makes the weight of
         them, once they are loaded, and may overwrite them."""
-        ...
 
 
 def format_of(scheme: WeightScheme) -> WeightFormat:
