@@ -34,6 +34,7 @@ import numpy.typing as npt
 import torch
 import torch.nn.functional as F
 
+from baton_engine.cpu_kernels.llvm_values import LANES
 from baton_engine.cpu_kernels.numbers import ONE, exponential, number_at, store_numbers
 from baton_engine.cpu_kernels.openmp import (
     COUNTER,
@@ -45,7 +46,6 @@ from baton_engine.cpu_kernels.openmp import (
 from baton_engine.cpu_kernels.silu import silu_product
 from baton_engine.cpu_kernels.vectors import (
     COLUMNS,
-    LANES,
     add,
     block_product,
     broadcast,

@@ -14,10 +14,10 @@ import numpy as np
 import torch
 import torch.nn.functional as F
 
+from baton_engine.cpu_kernels.llvm_values import LANES
 from baton_engine.cpu_kernels.numbers import number_at, store_numbers
 from baton_engine.cpu_kernels.openmp import COUNTER, NONE_TAKEN, inlined, run_kernel
 from baton_engine.cpu_kernels.vectors import (
-    LANES,
     add,
     broadcast,
     fma,

@@ -23,8 +23,8 @@ from typing import Any
 import numba
 import numpy as np
 
-from baton_engine.cpu_kernels import vectors
 from baton_engine.cpu_kernels.attention_task import Order, Part
+from baton_engine.cpu_kernels.llvm_values import LANES
 from baton_engine.cpu_kernels.numbers import ONE, ZERO, number_at, store_numbers
 from baton_engine.cpu_kernels.openmp import inlined, keep_until_here
 from baton_engine.cpu_kernels.softmax import HIDDEN, joined, softmax_in_place, split_exponentials
@@ -54,7 +54,7 @@ from baton_engine.cpu_kernels.vectors import (
 )
 
 # Keys, or words of a key, that a kernel reads at a time.
-UNIT = vectors.LANES
+UNIT = LANES
 CACHE_LINE = 64
 # Rows that are computed together, so that additions do not wait for each other.
 ROWS = 4

@@ -29,6 +29,7 @@ import torch
 import torch.nn.functional as F
 
 from baton_engine.config.quantization.scheme import BITS, Numbers
+from baton_engine.cpu_kernels.llvm_values import LANES
 from baton_engine.cpu_kernels.openmp import COUNTER, inlined, keep_until_here, run_kernel
 from baton_engine.cpu_kernels.quantized_block import (
     PAIR_BYTES,
@@ -42,7 +43,6 @@ from baton_engine.cpu_kernels.quantized_block import (
 )
 from baton_engine.cpu_kernels.vectors import (
     COLUMNS,
-    LANES,
     add,
     broadcast,
     fma,

@@ -30,7 +30,20 @@ from numba import types
 from numba.core import cgutils
 from numba.extending import intrinsic
 
-from baton_engine.cpu_kernels.vectors import COLUMNS, LANES, address
+from baton_engine.cpu_kernels.llvm_values import (
+    ADDRESS,
+    LANES,
+    NUMBER,
+    NUMBERS,
+    WORD,
+    WORDS,
+    after,
+    each_word,
+    in_each_lane,
+    load_at,
+    store_at,
+)
+from baton_engine.cpu_kernels.vectors import COLUMNS, address
 
 VECTORS = COLUMNS // LANES
 # Bytes of codes per input pair and bit of a code; bytes of a vector.
@@ -40,11 +53,9 @@ PAIR_BYTES, VECTOR_BYTES = 16, 64
 # them, and "int8" and "fp8" are computed.
 Decoding = Literal["table", "two tables", "int8", "fp8"]
 
-_NUMBER, _WORD, _ADDRESS = ir.FloatType(), ir.IntType(32), ir.IntType(64)
-_NUMBERS, _WORDS = ir.VectorType(_NUMBER, LANES), ir.VectorType(_WORD, LANES)
 _HALVES = ir.VectorType(ir.IntType(16), 2 * LANES)
 _BYTES = ir.VectorType(ir.IntType(8), 4 * LANES)
-_INDEXES = ir.VectorType(_WORD, 4 * LANES)
+_INDEXES = ir.VectorType(WORD, 4 * LANES)
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,17 +117,17 @@ def group_product(rows: int, kind: BlockKind, *, unpacked: bool) -> Any:
         def emit(context: Any, builder: Any, signature: Any, given: Any) -> Any:
             codes, places, offset, pairs, tables, starts, scales, totals = given
             found = [
-                builder.add(_load(builder, _after(builder, places, 8 * row), _ADDRESS), offset)
+                builder.add(load_at(builder, after(builder, places, 8 * row), ADDRESS), offset)
                 for row in range(rows)
             ]
             numbers = _stored(builder, kind) if unpacked else _numbers(builder, kind, tables)
             for first in range(0, VECTORS, together):
                 vectors = range(first, first + together)
-                sums = [[cgutils.alloca_once(builder, _NUMBERS) for _ in vectors] for _ in found]
+                sums = [[cgutils.alloca_once(builder, NUMBERS) for _ in vectors] for _ in found]
                 for row, row_sums in enumerate(sums):
-                    start = _load(builder, _after(builder, starts, 4 * row), _NUMBER)
+                    start = load_at(builder, after(builder, starts, 4 * row), NUMBER)
                     for each in row_sums:
-                        builder.store(_broadcast(builder, start, _NUMBERS), each)
+                        builder.store(in_each_lane(builder, start, NUMBERS), each)
                 with cgutils.for_range(builder, pairs) as loop:
                     pair = builder.add(codes, _times(builder, loop.index, pair_bytes))
                     here = _times(builder, loop.index, 4 if kind.bf16 else 8)
@@ -131,12 +142,12 @@ def group_product(rows: int, kind: BlockKind, *, unpacked: bool) -> Any:
                                 total = _add_product(builder, one, weight, total, kind.native)
                             builder.store(total, place)
                 for vector in vectors:
-                    scale = _load(builder, _after(builder, scales, VECTOR_BYTES * vector), _NUMBERS)
+                    scale = load_at(builder, after(builder, scales, VECTOR_BYTES * vector), NUMBERS)
                     for row, row_sums in enumerate(sums):
-                        place = _after(builder, totals, 4 * COLUMNS * row + VECTOR_BYTES * vector)
+                        place = after(builder, totals, 4 * COLUMNS * row + VECTOR_BYTES * vector)
                         more = builder.load(row_sums[vector - first])
-                        total = _load(builder, place, _NUMBERS)
-                        _store(builder, place, _fused(builder, more, scale, total))
+                        total = load_at(builder, place, NUMBERS)
+                        store_at(builder, place, _fused(builder, more, scale, total))
             return context.get_dummy_value()
 
         arguments = (address, address, types.int64, types.int64, address, address, address, address)
@@ -161,7 +172,7 @@ def group_unpacking(kind: BlockKind) -> Any:
                 place = builder.add(target, _times(builder, loop.index, kind.unpacked_bytes))
                 each = [one for vector in range(VECTORS) for one in numbers(pair, vector)]
                 for number, value in enumerate(each):
-                    _store(builder, _after(builder, place, VECTOR_BYTES * number), value)
+                    store_at(builder, after(builder, place, VECTOR_BYTES * number), value)
             return context.get_dummy_value()
 
         return types.void(address, types.int64, address, address), emit
@@ -172,11 +183,11 @@ def group_unpacking(kind: BlockKind) -> Any:
 def _stored(builder: Any, kind: BlockKind) -> Callable[[Any, int], list[Any]]:
     """As _numbers(), of what unpack_group() stored."""
     size = VECTOR_BYTES * kind.multiplied
-    shape = _WORDS if kind.native else _NUMBERS
+    shape = WORDS if kind.native else NUMBERS
 
     def numbers(pair: Any, vector: int) -> list[Any]:
         places = range(size * vector, size * (vector + 1), VECTOR_BYTES)
-        return [_load(builder, _after(builder, pair, place), shape) for place in places]
+        return [load_at(builder, after(builder, pair, place), shape) for place in places]
 
     return numbers
 
@@ -188,73 +199,73 @@ def row_sum(typing: Any, place: Any, pairs: Any, bf16: Any) -> tuple[Any, Any]:
 
     def emit(context: Any, builder: Any, signature: Any, given: Any) -> Any:
         place, pairs, bf16 = given
-        number = cgutils.alloca_once(builder, _NUMBERS)
-        builder.store(ir.Constant(_NUMBERS, [0.0] * LANES), number)
+        number = cgutils.alloca_once(builder, NUMBERS)
+        builder.store(ir.Constant(NUMBERS, [0.0] * LANES), number)
         # Words of 32 bits: a pair of bfloat16, or one float32.
         words = builder.select(bf16, pairs, builder.add(pairs, pairs))
-        step = ir.Constant(_ADDRESS, LANES)
-        with cgutils.for_range_slice(builder, ir.Constant(_ADDRESS, 0), words, step, _ADDRESS) as (
+        step = ir.Constant(ADDRESS, LANES)
+        with cgutils.for_range_slice(builder, ir.Constant(ADDRESS, 0), words, step, ADDRESS) as (
             first,
             _,
         ):
             found = _some_words(
                 builder,
-                builder.add(place, builder.shl(first, ir.Constant(_ADDRESS, 2))),
+                builder.add(place, builder.shl(first, ir.Constant(ADDRESS, 2))),
                 builder.sub(words, first),
             )
             total = builder.load(number)
             with builder.if_else(bf16) as (pair, single):
                 with pair:
-                    lower = builder.bitcast(builder.shl(found, _words(16)), _NUMBERS)
-                    upper = builder.bitcast(builder.and_(found, _words(0xFFFF0000)), _NUMBERS)
+                    lower = builder.bitcast(builder.shl(found, each_word(16)), NUMBERS)
+                    upper = builder.bitcast(builder.and_(found, each_word(0xFFFF0000)), NUMBERS)
                     builder.store(builder.fadd(builder.fadd(total, lower), upper), number)
                 with single:
-                    builder.store(builder.fadd(total, builder.bitcast(found, _NUMBERS)), number)
+                    builder.store(builder.fadd(total, builder.bitcast(found, NUMBERS)), number)
         total = builder.load(number)
         size = LANES
         while size > 1:
             size //= 2
             other = [min(lane + size, LANES - 1) for lane in range(LANES)]
             total = builder.fadd(total, builder.shuffle_vector(total, total, _words_of(other)))
-        return builder.extract_element(total, ir.Constant(_WORD, 0))
+        return builder.extract_element(total, ir.Constant(WORD, 0))
 
     return types.float32(address, types.int64, types.boolean), emit
 
 
 def _some_words(builder: Any, place: Any, count: Any) -> Any:
     """16 words, of which those from `count` on are 0 and not read."""
-    lanes = ir.Constant(ir.VectorType(_ADDRESS, LANES), list(range(LANES)))
-    mask = builder.icmp_signed("<", lanes, _broadcast(builder, count, lanes.type))
-    pointer = builder.inttoptr(place, _WORDS.as_pointer())
-    arguments = [pointer, ir.Constant(_WORD, 4), mask, _words(0)]
-    return _call(builder, f"llvm.masked.load.v{LANES}i32.p0", _WORDS, arguments)
+    lanes = ir.Constant(ir.VectorType(ADDRESS, LANES), list(range(LANES)))
+    mask = builder.icmp_signed("<", lanes, in_each_lane(builder, count, lanes.type))
+    pointer = builder.inttoptr(place, WORDS.as_pointer())
+    arguments = [pointer, ir.Constant(WORD, 4), mask, each_word(0)]
+    return _call(builder, f"llvm.masked.load.v{LANES}i32.p0", WORDS, arguments)
 
 
 def _inputs(builder: Any, place: Any, kind: BlockKind) -> list[Any]:
     """A pair of inputs in all lanes: both in one word, or the second and the first in float32."""
     if not kind.bf16:
-        both = [_load(builder, _after(builder, place, 4 * one), _NUMBER) for one in (1, 0)]
-        return [_broadcast(builder, each, _NUMBERS) for each in both]
-    word = _load(builder, place, _WORD)
+        both = [load_at(builder, after(builder, place, 4 * one), NUMBER) for one in (1, 0)]
+        return [in_each_lane(builder, each, NUMBERS) for each in both]
+    word = load_at(builder, place, WORD)
     if kind.native:
-        return [_broadcast(builder, word, _WORDS)]
-    upper, low = ir.Constant(_WORD, 0xFFFF0000), ir.Constant(_WORD, 16)
+        return [in_each_lane(builder, word, WORDS)]
+    upper, low = ir.Constant(WORD, 0xFFFF0000), ir.Constant(WORD, 16)
     both = [builder.and_(word, upper), builder.shl(word, low)]
-    return [_broadcast(builder, builder.bitcast(each, _NUMBER), _NUMBERS) for each in both]
+    return [in_each_lane(builder, builder.bitcast(each, NUMBER), NUMBERS) for each in both]
 
 
 def _add_product(builder: Any, one: Any, other: Any, total: Any, native: bool) -> Any:
     if not native:
         return _fused(builder, one, other, total)
     words = [total, one, other]
-    return _call(builder, "llvm.x86.avx512bf16.dpbf16ps.512", _NUMBERS, words)
+    return _call(builder, "llvm.x86.avx512bf16.dpbf16ps.512", NUMBERS, words)
 
 
 def _numbers(builder: Any, kind: BlockKind, tables: Any) -> Callable[[Any, int], list[Any]]:
     """Gives, for the place of a pair's codes and a vector, what is multiplied with _inputs()."""
 
     def table(index: int, shape: Any) -> Any:
-        return _load(builder, _after(builder, tables, VECTOR_BYTES * index), shape)
+        return load_at(builder, after(builder, tables, VECTOR_BYTES * index), shape)
 
     if kind.native and kind.bits == 4:
         found = [
@@ -265,27 +276,27 @@ def _numbers(builder: Any, kind: BlockKind, tables: Any) -> Callable[[Any, int],
         found = [table(index, _BYTES) for index in range(4)]
         return lambda pair, vector: [_native_bytes(builder, found, pair, vector)]
     if kind.bits == 4 and kind.wide:
-        numbers = table(0, _NUMBERS)
+        numbers = table(0, NUMBERS)
 
         def look_up(index: Any) -> Any:
-            return _call(builder, "llvm.x86.avx512.permvar.sf.512", _NUMBERS, [numbers, index])
+            return _call(builder, "llvm.x86.avx512.permvar.sf.512", NUMBERS, [numbers, index])
     else:
 
         def look_up(index: Any) -> Any:
-            return _gathered(builder, tables, builder.and_(index, _words(15)))
+            return _gathered(builder, tables, builder.and_(index, each_word(15)))
 
     if kind.bits == 4:
 
         def halves(pair: Any, vector: int) -> list[Any]:
-            words = _load(builder, pair, _WORDS)
+            words = load_at(builder, pair, WORDS)
             shifts = [16 * one + 4 * vector for one in (1, 0)]
-            return [look_up(builder.lshr(words, _words(shift))) for shift in shifts]
+            return [look_up(builder.lshr(words, each_word(shift))) for shift in shifts]
 
         return halves
 
     def octets(pair: Any, vector: int) -> list[Any]:
         half = vector % 2
-        codes = _load(builder, _after(builder, pair, VECTOR_BYTES * (vector // 2)), _BYTES)
+        codes = load_at(builder, after(builder, pair, VECTOR_BYTES * (vector // 2)), _BYTES)
         if kind.decoding == "int8":
             codes = _signed(builder, codes)
         found = []
@@ -301,16 +312,16 @@ def _numbers(builder: Any, kind: BlockKind, tables: Any) -> Callable[[Any, int],
 def _native_halves(builder: Any, tables: list[Any], pair: Any, vector: int) -> list[Any]:
     """The instruction takes 5 bits of each 16, and the tables are the same for both values of the
     fifth."""
-    codes = _load(builder, pair, _HALVES)
+    codes = load_at(builder, pair, _HALVES)
     shifted = builder.lshr(codes, ir.Constant(_HALVES, [4 * vector] * 2 * LANES))
     name = "llvm.x86.avx512.permvar.hi.512"
     found = [_call(builder, name, _HALVES, [table, shifted]) for table in tables]
-    return [builder.bitcast(each, _WORDS) for each in found]
+    return [builder.bitcast(each, WORDS) for each in found]
 
 
 def _native_bytes(builder: Any, tables: list[Any], pair: Any, vector: int) -> Any:
     """The instruction takes 7 bits of each 8. The sign is the eighth of both."""
-    codes = _load(builder, _after(builder, pair, VECTOR_BYTES * (vector // 2)), _BYTES)
+    codes = load_at(builder, after(builder, pair, VECTOR_BYTES * (vector // 2)), _BYTES)
     name = "llvm.x86.avx512.vpermi2var.qi.512"
     upper, lower = (
         _call(builder, name, _BYTES, [tables[first], codes, tables[first + 1]]) for first in (0, 2)
@@ -323,7 +334,7 @@ def _native_bytes(builder: Any, tables: list[Any], pair: Any, vector: int) -> An
             place = 16 * lane + 8 * (vector % 2) + byte
             lanes += [place, 4 * LANES + place]
     joined = builder.shuffle_vector(lower, upper, ir.Constant(_INDEXES, lanes))
-    return builder.bitcast(joined, _WORDS)
+    return builder.bitcast(joined, WORDS)
 
 
 def _signed(builder: Any, codes: Any) -> Any:
@@ -333,34 +344,32 @@ def _signed(builder: Any, codes: Any) -> Any:
 
 
 def _int8(builder: Any, codes: Any) -> Any:
-    return builder.sitofp(builder.sext(codes, _WORDS), _NUMBERS)
+    return builder.sitofp(builder.sext(codes, WORDS), NUMBERS)
 
 
 def _fp8(builder: Any, codes: Any) -> Any:
     """4 bits of exponent and 3 of mantissa, in float32's places; exponents there are 120 more."""
-    words = builder.zext(codes, _WORDS)
-    size = builder.shl(builder.and_(words, _words(0x7F)), _words(20))
-    scaled = builder.fmul(
-        builder.bitcast(size, _NUMBERS), ir.Constant(_NUMBERS, [2.0**120] * LANES)
-    )
-    sign = builder.shl(builder.and_(words, _words(0x80)), _words(24))
-    return builder.bitcast(builder.or_(builder.bitcast(scaled, _WORDS), sign), _NUMBERS)
+    words = builder.zext(codes, WORDS)
+    size = builder.shl(builder.and_(words, each_word(0x7F)), each_word(20))
+    scaled = builder.fmul(builder.bitcast(size, NUMBERS), ir.Constant(NUMBERS, [2.0**120] * LANES))
+    sign = builder.shl(builder.and_(words, each_word(0x80)), each_word(24))
+    return builder.bitcast(builder.or_(builder.bitcast(scaled, WORDS), sign), NUMBERS)
 
 
 def _gathered(builder: Any, table: Any, index: Any) -> Any:
     """The float32 numbers of a table in memory."""
-    offsets = builder.shl(index, _words(2))
-    found = ir.Constant(_NUMBERS, ir.Undefined)
+    offsets = builder.shl(index, each_word(2))
+    found = ir.Constant(NUMBERS, ir.Undefined)
     for lane in range(LANES):
-        place = ir.Constant(_WORD, lane)
-        offset = builder.zext(builder.extract_element(offsets, place), _ADDRESS)
-        number = _load(builder, builder.add(table, offset), _NUMBER)
+        place = ir.Constant(WORD, lane)
+        offset = builder.zext(builder.extract_element(offsets, place), ADDRESS)
+        number = load_at(builder, builder.add(table, offset), NUMBER)
         found = builder.insert_element(found, number, place)
     return found
 
 
 def _fused(builder: Any, one: Any, other: Any, addend: Any) -> Any:
-    return _call(builder, f"llvm.fma.v{LANES}f32", _NUMBERS, [one, other, addend])
+    return _call(builder, f"llvm.fma.v{LANES}f32", NUMBERS, [one, other, addend])
 
 
 def _call(builder: Any, name: str, result: Any, arguments: list[Any]) -> Any:
@@ -368,32 +377,9 @@ def _call(builder: Any, name: str, result: Any, arguments: list[Any]) -> Any:
     return builder.call(cgutils.get_or_insert_function(builder.module, kind, name), arguments)
 
 
-def _words(value: int) -> Any:
-    return _words_of([value] * LANES)
-
-
 def _words_of(values: list[int]) -> Any:
-    return ir.Constant(_WORDS, values)
-
-
-def _broadcast(builder: Any, value: Any, kind: Any) -> Any:
-    first = builder.insert_element(ir.Constant(kind, ir.Undefined), value, ir.Constant(_WORD, 0))
-    return builder.shuffle_vector(first, ir.Constant(kind, ir.Undefined), _words(0))
+    return ir.Constant(WORDS, values)
 
 
 def _times(builder: Any, value: Any, factor: int) -> Any:
-    return builder.mul(value, ir.Constant(_ADDRESS, factor))
-
-
-def _after(builder: Any, place: Any, offset: int) -> Any:
-    return builder.add(place, ir.Constant(_ADDRESS, offset))
-
-
-def _load(builder: Any, place: Any, kind: Any) -> Any:
-    value = builder.load(builder.inttoptr(place, kind.as_pointer()), typ=kind)
-    value.align = 4
-    return value
-
-
-def _store(builder: Any, place: Any, value: Any) -> None:
-    builder.store(value, builder.inttoptr(place, value.type.as_pointer())).align = 4
+    return builder.mul(value, ir.Constant(ADDRESS, factor))

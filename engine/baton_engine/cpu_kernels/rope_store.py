@@ -14,11 +14,11 @@ import numba
 import numpy as np
 import torch
 
+from baton_engine.cpu_kernels.llvm_values import LANES
 from baton_engine.cpu_kernels.norm import norm_scale
 from baton_engine.cpu_kernels.numbers import number_at, store_numbers
 from baton_engine.cpu_kernels.openmp import COUNTER, NONE_TAKEN, inlined, run_kernel
 from baton_engine.cpu_kernels.vectors import (
-    LANES,
     broadcast,
     fma,
     load,

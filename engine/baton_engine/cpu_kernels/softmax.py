@@ -20,10 +20,10 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
+from baton_engine.cpu_kernels.llvm_values import LANES
 from baton_engine.cpu_kernels.numbers import ONE, ZERO, exponential
 from baton_engine.cpu_kernels.openmp import COUNTER, NONE_TAKEN, inlined, run_kernel
 from baton_engine.cpu_kernels.vectors import (
-    LANES,
     add,
     broadcast,
     lanes_of,

@@ -12,11 +12,11 @@ import numba
 import numpy as np
 import torch
 
+from baton_engine.cpu_kernels.llvm_values import LANES
 from baton_engine.cpu_kernels.numbers import number_at, store_numbers
 from baton_engine.cpu_kernels.openmp import COUNTER, NONE_TAKEN, inlined, run_kernel
 from baton_engine.cpu_kernels.softmax import SplitFactors
 from baton_engine.cpu_kernels.vectors import (
-    LANES,
     add,
     broadcast,
     load_number,

@@ -20,15 +20,23 @@ from numba import types
 from numba.core import cgutils
 from numba.extending import intrinsic, models, register_model
 
-LANES = 16
+from baton_engine.cpu_kernels.llvm_values import (
+    ADDRESS,
+    LANES,
+    NUMBER,
+    NUMBERS,
+    WORD,
+    WORDS,
+    after,
+    each_word,
+    in_each_lane,
+    load_at,
+    store_at,
+)
+
 COLUMNS = 64  # outputs of a block of weights
 address = types.int64
 
-_NUMBER = ir.FloatType()
-_WORD = ir.IntType(32)
-_ADDRESS = ir.IntType(64)
-_NUMBERS = ir.VectorType(_NUMBER, LANES)
-_WORDS = ir.VectorType(_WORD, LANES)
 _MASK = ir.VectorType(ir.IntType(1), LANES)
 
 _Emit = Any  # (context, builder, signature, arguments) -> value
@@ -56,13 +64,13 @@ class _Words(_Vector):
 @register_model(_Numbers)
 class _NumbersModel(models.PrimitiveModel):  # type: ignore[misc]
     def __init__(self, manager: Any, kind: Any) -> None:
-        super().__init__(manager, kind, _NUMBERS)
+        super().__init__(manager, kind, NUMBERS)
 
 
 @register_model(_Words)
 class _WordsModel(models.PrimitiveModel):  # type: ignore[misc]
     def __init__(self, manager: Any, kind: Any) -> None:
-        super().__init__(manager, kind, _WORDS)
+        super().__init__(manager, kind, WORDS)
 
 
 numbers = _Numbers("float32x16")
@@ -71,15 +79,13 @@ words = _Words("uint32x16")
 
 @_operation
 def zeros(typing: Any) -> tuple[Any, _Emit]:
-    return numbers(), lambda context, builder, signature, given: ir.Constant(
-        _NUMBERS, [0.0] * LANES
-    )
+    return numbers(), lambda context, builder, signature, given: ir.Constant(NUMBERS, [0.0] * LANES)
 
 
 @_operation
 def broadcast(typing: Any, number: Any) -> tuple[Any, _Emit]:
     def emit(context: Any, builder: Any, signature: Any, given: Any) -> Any:
-        return _broadcast(builder, given[0], _NUMBERS)
+        return in_each_lane(builder, given[0], NUMBERS)
 
     return numbers(types.float32), emit
 
@@ -89,7 +95,7 @@ def fma(typing: Any, one: Any, other: Any, addend: Any) -> tuple[Any, _Emit]:
     """one * other + addend, rounded once."""
 
     def emit(context: Any, builder: Any, signature: Any, given: Any) -> Any:
-        kind = ir.FunctionType(_NUMBERS, [_NUMBERS] * 3)
+        kind = ir.FunctionType(NUMBERS, [NUMBERS] * 3)
         function = cgutils.get_or_insert_function(builder.module, kind, f"llvm.fma.v{LANES}f32")
         return builder.call(function, given)
 
@@ -153,7 +159,7 @@ def smaller(typing: Any, one: Any, other: Any) -> tuple[Any, _Emit]:
 @_operation
 def nearest_integer(typing: Any, value: Any) -> tuple[Any, _Emit]:
     def emit(context: Any, builder: Any, signature: Any, given: Any) -> Any:
-        kind = ir.FunctionType(_NUMBERS, [_NUMBERS])
+        kind = ir.FunctionType(NUMBERS, [NUMBERS])
         name = f"llvm.nearbyint.v{LANES}f32"
         return builder.call(cgutils.get_or_insert_function(builder.module, kind, name), given)
 
@@ -165,8 +171,8 @@ def power_of_2(typing: Any, exponent: Any) -> tuple[Any, _Emit]:
     """2 to the power of integers from -127 to 128; 0 for -127, infinity for 128."""
 
     def emit(context: Any, builder: Any, signature: Any, given: Any) -> Any:
-        biased = builder.add(builder.fptosi(given[0], _WORDS), _words(127))
-        return builder.bitcast(builder.shl(biased, _words(23)), _NUMBERS)
+        biased = builder.add(builder.fptosi(given[0], WORDS), each_word(127))
+        return builder.bitcast(builder.shl(biased, each_word(23)), NUMBERS)
 
     return numbers(numbers), emit
 
@@ -177,7 +183,7 @@ def lanes_of(typing: Any, value: Any) -> tuple[Any, _Emit]:
 
     def emit(context: Any, builder: Any, signature: Any, given: Any) -> Any:
         lanes = [
-            builder.extract_element(given[0], ir.Constant(_WORD, lane)) for lane in range(LANES)
+            builder.extract_element(given[0], ir.Constant(WORD, lane)) for lane in range(LANES)
         ]
         return context.make_tuple(builder, signature.return_type, lanes)
 
@@ -192,7 +198,7 @@ def load_bf16(typing: Any, place: Any) -> tuple[Any, _Emit]:
         halves = ir.VectorType(ir.IntType(16), LANES)
         value = builder.load(builder.inttoptr(given[0], halves.as_pointer()), typ=halves)
         value.align = 2
-        return builder.bitcast(builder.shl(builder.zext(value, _WORDS), _words(16)), _NUMBERS)
+        return builder.bitcast(builder.shl(builder.zext(value, WORDS), each_word(16)), NUMBERS)
 
     return numbers(address), emit
 
@@ -203,7 +209,7 @@ def store_bf16(typing: Any, place: Any, value: Any) -> tuple[Any, _Emit]:
 
     def emit(context: Any, builder: Any, signature: Any, given: Any) -> Any:
         halves = ir.VectorType(ir.IntType(16), LANES)
-        bits = builder.lshr(builder.bitcast(given[1], _WORDS), _words(16))
+        bits = builder.lshr(builder.bitcast(given[1], WORDS), each_word(16))
         pointer = builder.inttoptr(given[0], halves.as_pointer())
         builder.store(builder.trunc(bits, halves), pointer).align = 2
         return context.get_dummy_value()
@@ -216,10 +222,10 @@ def rounded_to_bf16(typing: Any, value: Any) -> tuple[Any, _Emit]:
     """The nearest bfloat16 numbers, ties to even. The value of NaN is not specified."""
 
     def emit(context: Any, builder: Any, signature: Any, given: Any) -> Any:
-        bits = builder.bitcast(given[0], _WORDS)
-        last = builder.and_(builder.lshr(bits, _words(16)), _words(1))
-        bits = builder.add(builder.add(bits, last), _words(0x7FFF))
-        return builder.bitcast(builder.and_(bits, _words(0xFFFF0000)), _NUMBERS)
+        bits = builder.bitcast(given[0], WORDS)
+        last = builder.and_(builder.lshr(bits, each_word(16)), each_word(1))
+        bits = builder.add(builder.add(bits, last), each_word(0x7FFF))
+        return builder.bitcast(builder.and_(bits, each_word(0xFFFF0000)), NUMBERS)
 
     return numbers(numbers), emit
 
@@ -229,7 +235,7 @@ def lower_halves(typing: Any, pairs: Any) -> tuple[Any, _Emit]:
     """The first bfloat16 number of each pair."""
 
     def emit(context: Any, builder: Any, signature: Any, given: Any) -> Any:
-        return builder.bitcast(builder.shl(given[0], _words(16)), _NUMBERS)
+        return builder.bitcast(builder.shl(given[0], each_word(16)), NUMBERS)
 
     return numbers(words), emit
 
@@ -239,7 +245,7 @@ def upper_halves(typing: Any, pairs: Any) -> tuple[Any, _Emit]:
     """The second bfloat16 number of each pair."""
 
     def emit(context: Any, builder: Any, signature: Any, given: Any) -> Any:
-        return builder.bitcast(builder.and_(given[0], _words(0xFFFF0000)), _NUMBERS)
+        return builder.bitcast(builder.and_(given[0], each_word(0xFFFF0000)), NUMBERS)
 
     return numbers(words), emit
 
@@ -252,10 +258,10 @@ def only_lanes(typing: Any, value: Any, first: Any, end: Any, other: Any) -> tup
         value, first, end, other = given
         places = ir.VectorType(ir.IntType(64), LANES)
         lanes = ir.Constant(places, list(range(LANES)))
-        begun = builder.icmp_signed(">=", lanes, _broadcast(builder, first, places))
-        not_ended = builder.icmp_signed("<", lanes, _broadcast(builder, end, places))
+        begun = builder.icmp_signed(">=", lanes, in_each_lane(builder, first, places))
+        not_ended = builder.icmp_signed("<", lanes, in_each_lane(builder, end, places))
         mask = builder.and_(begun, not_ended)
-        return builder.select(mask, value, _broadcast(builder, other, _NUMBERS))
+        return builder.select(mask, value, in_each_lane(builder, other, NUMBERS))
 
     return numbers(numbers, types.int64, types.int64, types.float32), emit
 
@@ -263,7 +269,7 @@ def only_lanes(typing: Any, value: Any, first: Any, end: Any, other: Any) -> tup
 @_operation
 def load(typing: Any, place: Any) -> tuple[Any, _Emit]:
     def emit(context: Any, builder: Any, signature: Any, given: Any) -> Any:
-        return _load(builder, given[0], _NUMBERS)
+        return load_at(builder, given[0], NUMBERS)
 
     return numbers(address), emit
 
@@ -271,7 +277,7 @@ def load(typing: Any, place: Any) -> tuple[Any, _Emit]:
 @_operation
 def load_words(typing: Any, place: Any) -> tuple[Any, _Emit]:
     def emit(context: Any, builder: Any, signature: Any, given: Any) -> Any:
-        return _load(builder, given[0], _WORDS)
+        return load_at(builder, given[0], WORDS)
 
     return words(address), emit
 
@@ -281,7 +287,7 @@ def load_number(typing: Any, place: Any) -> tuple[Any, _Emit]:
     """One float32."""
 
     def emit(context: Any, builder: Any, signature: Any, given: Any) -> Any:
-        return _load(builder, given[0], _NUMBER)
+        return load_at(builder, given[0], NUMBER)
 
     return types.float32(address), emit
 
@@ -289,7 +295,7 @@ def load_number(typing: Any, place: Any) -> tuple[Any, _Emit]:
 @_operation
 def store_number(typing: Any, place: Any, value: Any) -> tuple[Any, _Emit]:
     def emit(context: Any, builder: Any, signature: Any, given: Any) -> Any:
-        _store(builder, given[0], given[1])
+        store_at(builder, given[0], given[1])
         return context.get_dummy_value()
 
     return types.void(address, types.float32), emit
@@ -300,7 +306,7 @@ def load_index(typing: Any, place: Any) -> tuple[Any, _Emit]:
     """One int32, as an int64."""
 
     def emit(context: Any, builder: Any, signature: Any, given: Any) -> Any:
-        return builder.sext(_load(builder, given[0], _WORD), ir.IntType(64))
+        return builder.sext(load_at(builder, given[0], WORD), ir.IntType(64))
 
     return types.int64(address), emit
 
@@ -310,7 +316,7 @@ def load_address(typing: Any, place: Any) -> tuple[Any, _Emit]:
     """One int64."""
 
     def emit(context: Any, builder: Any, signature: Any, given: Any) -> Any:
-        return _load(builder, given[0], _ADDRESS)
+        return load_at(builder, given[0], ADDRESS)
 
     return address(address), emit
 
@@ -318,7 +324,7 @@ def load_address(typing: Any, place: Any) -> tuple[Any, _Emit]:
 @_operation
 def store_address(typing: Any, place: Any, value: Any) -> tuple[Any, _Emit]:
     def emit(context: Any, builder: Any, signature: Any, given: Any) -> Any:
-        _store(builder, given[0], given[1])
+        store_at(builder, given[0], given[1])
         return context.get_dummy_value()
 
     return types.void(address, address), emit
@@ -327,7 +333,7 @@ def store_address(typing: Any, place: Any, value: Any) -> tuple[Any, _Emit]:
 @_operation
 def store(typing: Any, place: Any, value: Any) -> tuple[Any, _Emit]:
     def emit(context: Any, builder: Any, signature: Any, given: Any) -> Any:
-        _store(builder, given[0], given[1])
+        store_at(builder, given[0], given[1])
         return context.get_dummy_value()
 
     return types.void(address, numbers), emit
@@ -342,7 +348,7 @@ def store_transposed(typing: Any, place: Any, row_bytes: Any, target: Any) -> tu
         rows = []
         for row in range(LANES):
             offset = builder.mul(row_bytes, ir.Constant(row_bytes.type, row))
-            rows.append(_load(builder, builder.add(place, offset), _WORDS))
+            rows.append(load_at(builder, builder.add(place, offset), WORDS))
         # Exchange one bit of a word's row with the same bit of its column at a time.
         bit = 1
         while bit < LANES:
@@ -351,12 +357,12 @@ def store_transposed(typing: Any, place: Any, row_bytes: Any, target: Any) -> tu
             for row in range(LANES):
                 if not row & bit:
                     pair = rows[row], rows[row + bit]
-                    rows[row] = builder.shuffle_vector(*pair, ir.Constant(_WORDS, upper))
-                    rows[row + bit] = builder.shuffle_vector(*pair, ir.Constant(_WORDS, lower))
+                    rows[row] = builder.shuffle_vector(*pair, ir.Constant(WORDS, upper))
+                    rows[row + bit] = builder.shuffle_vector(*pair, ir.Constant(WORDS, lower))
             bit *= 2
         for column, value in enumerate(rows):
             offset = ir.Constant(target.type, column * LANES * 4)
-            _store(builder, builder.add(target, offset), value)
+            store_at(builder, builder.add(target, offset), value)
         return context.get_dummy_value()
 
     return types.void(address, types.int64, address), emit
@@ -370,7 +376,7 @@ def interleaved(typing: Any, evens: Any, odds: Any) -> tuple[Any, _Emit]:
         halves = []
         for first in (0, LANES // 2):
             lanes = [first + lane // 2 + (lane % 2) * LANES for lane in range(LANES)]
-            halves.append(builder.shuffle_vector(*given, ir.Constant(_WORDS, lanes)))
+            halves.append(builder.shuffle_vector(*given, ir.Constant(WORDS, lanes)))
         return context.make_tuple(builder, signature.return_type, halves)
 
     return types.UniTuple(numbers, 2)(numbers, numbers), emit
@@ -382,9 +388,9 @@ def prefetch(typing: Any, place: Any) -> tuple[Any, _Emit]:
 
     def emit(context: Any, builder: Any, signature: Any, given: Any) -> Any:
         pointer = builder.inttoptr(given[0], ir.IntType(8).as_pointer())
-        kind = ir.FunctionType(ir.VoidType(), [pointer.type, _WORD, _WORD, _WORD])
+        kind = ir.FunctionType(ir.VoidType(), [pointer.type, WORD, WORD, WORD])
         function = cgutils.get_or_insert_function(builder.module, kind, "llvm.prefetch.p0")
-        flags = [ir.Constant(_WORD, flag) for flag in (0, 3, 1)]  # read, keep, data
+        flags = [ir.Constant(WORD, flag) for flag in (0, 3, 1)]  # read, keep, data
         builder.call(function, [pointer, *flags])
         return context.get_dummy_value()
 
@@ -410,29 +416,10 @@ def count_finished(typing: Any, place: Any) -> tuple[Any, _Emit]:
     the threads stored that counted before."""
 
     def emit(context: Any, builder: Any, signature: Any, given: Any) -> Any:
-        pointer = builder.inttoptr(given[0], _ADDRESS.as_pointer())
-        return builder.atomic_rmw("add", pointer, ir.Constant(_ADDRESS, 1), "acq_rel")
+        pointer = builder.inttoptr(given[0], ADDRESS.as_pointer())
+        return builder.atomic_rmw("add", pointer, ir.Constant(ADDRESS, 1), "acq_rel")
 
     return types.int64(address), emit
-
-
-def _words(value: int) -> Any:
-    return ir.Constant(_WORDS, [value] * LANES)
-
-
-def _broadcast(builder: Any, value: Any, kind: Any) -> Any:
-    first = builder.insert_element(ir.Constant(kind, ir.Undefined), value, ir.Constant(_WORD, 0))
-    return builder.shuffle_vector(first, ir.Constant(kind, ir.Undefined), _words(0))
-
-
-def _load(builder: Any, place: Any, kind: Any) -> Any:
-    value = builder.load(builder.inttoptr(place, kind.as_pointer()), typ=kind)
-    value.align = 4
-    return value
-
-
-def _store(builder: Any, place: Any, value: Any) -> None:
-    builder.store(value, builder.inttoptr(place, value.type.as_pointer())).align = 4
 
 
 def block_product(rows: int, bf16: bool, native: bool, wide: bool) -> Any:
@@ -453,33 +440,33 @@ def block_product(rows: int, bf16: bool, native: bool, wide: bool) -> Any:
         def emit(context: Any, builder: Any, signature: Any, given: Any) -> Any:
             weights, places, count, sums = given
             found = [
-                _load(builder, _after(builder, places, 8 * row), _ADDRESS) for row in range(rows)
+                load_at(builder, after(builder, places, 8 * row), ADDRESS) for row in range(rows)
             ]
             for first in range(0, COLUMNS // LANES, vectors):
-                part = _after(builder, weights, 4 * LANES * first)
+                part = after(builder, weights, 4 * LANES * first)
                 totals = [
-                    [cgutils.alloca_once(builder, _NUMBERS) for _ in range(vectors)] for _ in found
+                    [cgutils.alloca_once(builder, NUMBERS) for _ in range(vectors)] for _ in found
                 ]
                 for total in (each for row in totals for each in row):
-                    builder.store(ir.Constant(_NUMBERS, [0.0] * LANES), total)
+                    builder.store(ir.Constant(NUMBERS, [0.0] * LANES), total)
                 with cgutils.for_range(builder, count) as loop:
-                    offset = builder.mul(loop.index, ir.Constant(_ADDRESS, 4 * COLUMNS))
+                    offset = builder.mul(loop.index, ir.Constant(ADDRESS, 4 * COLUMNS))
                     place = builder.add(part, offset)
                     values = [
-                        _load(builder, _after(builder, place, 4 * LANES * vector), _WORDS)
+                        load_at(builder, after(builder, place, 4 * LANES * vector), WORDS)
                         for vector in range(vectors)
                     ]
-                    word_at = builder.mul(loop.index, ir.Constant(_ADDRESS, 4))
+                    word_at = builder.mul(loop.index, ir.Constant(ADDRESS, 4))
                     for row, row_totals in zip(found, totals, strict=True):
-                        word = _load(builder, builder.add(row, word_at), _WORD)
-                        word = _broadcast(builder, word, _WORDS)
+                        word = load_at(builder, builder.add(row, word_at), WORD)
+                        word = in_each_lane(builder, word, WORDS)
                         for value, total in zip(values, row_totals, strict=True):
                             more = add_products(builder, word, value, builder.load(total))
                             builder.store(more, total)
                 for row, row_totals in enumerate(totals):
                     for vector, total in enumerate(row_totals):
                         place = 4 * (row * COLUMNS + (first + vector) * LANES)
-                        _store(builder, _after(builder, sums, place), builder.load(total))
+                        store_at(builder, after(builder, sums, place), builder.load(total))
             return context.get_dummy_value()
 
         return types.void(address, address, types.int64, address), emit
@@ -488,24 +475,20 @@ def block_product(rows: int, bf16: bool, native: bool, wide: bool) -> Any:
         if not bf16:
             return fused(builder, word, weights, total)
         if native:
-            kind = ir.FunctionType(_NUMBERS, [_NUMBERS, _WORDS, _WORDS])
+            kind = ir.FunctionType(NUMBERS, [NUMBERS, WORDS, WORDS])
             name = "llvm.x86.avx512bf16.dpbf16ps.512"
             function = cgutils.get_or_insert_function(builder.module, kind, name)
             return builder.call(function, [total, word, weights])
-        upper, low = _words(0xFFFF0000), _words(16)
+        upper, low = each_word(0xFFFF0000), each_word(16)
         seconds = builder.and_(word, upper), builder.and_(weights, upper)
         total = fused(builder, *seconds, total)
         return fused(builder, builder.shl(word, low), builder.shl(weights, low), total)
 
     def fused(builder: Any, one: Any, other: Any, total: Any) -> Any:
-        kind = ir.FunctionType(_NUMBERS, [_NUMBERS] * 3)
+        kind = ir.FunctionType(NUMBERS, [NUMBERS] * 3)
         function = cgutils.get_or_insert_function(builder.module, kind, f"llvm.fma.v{LANES}f32")
         return builder.call(
-            function, [builder.bitcast(one, _NUMBERS), builder.bitcast(other, _NUMBERS), total]
+            function, [builder.bitcast(one, NUMBERS), builder.bitcast(other, NUMBERS), total]
         )
 
     return multiply_block
-
-
-def _after(builder: Any, place: Any, offset: int) -> Any:
-    return builder.add(place, ir.Constant(_ADDRESS, offset))

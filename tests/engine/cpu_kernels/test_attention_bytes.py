@@ -27,6 +27,7 @@ from baton_engine.attention.exact.backend import TorchAttention
 from baton_engine.config.model_config import AttentionSpec
 from baton_engine.config.step_sizes import SPLIT_KEYS
 from baton_engine.cpu_kernels import paged_attention, vectors
+from baton_engine.cpu_kernels.llvm_values import LANES
 from baton_engine.cpu_kernels.openmp import inlined
 from baton_engine.interface import Row
 from baton_engine.kv.kv_pool import TorchMemory
@@ -119,7 +120,7 @@ def counting() -> Counting:
         return inlined(noted)
 
     def store_transposed(place: int, row_bytes: int, target: int) -> None:
-        for row in range(vectors.LANES):
+        for row in range(LANES):
             note(place + row * row_bytes)
         vectors.store_transposed(place, row_bytes, target)
 
