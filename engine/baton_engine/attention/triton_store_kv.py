@@ -1,4 +1,4 @@
-"""Store a step's K and V in the pool. Torch twin: `TorchStep._store`.
+"""Store a step's K and V in the pool. Torch twin: `PagedKV.store`.
 
 In: rotated k, and v, and each token's slot. Out: the written pool. Used when no other kernel has
 stored K and V (see `triton_rope_store`). A latent layer has no v: k is its whole row.

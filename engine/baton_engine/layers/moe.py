@@ -14,7 +14,6 @@ import torch
 
 from baton_engine.config.experts import ExpertsConfig
 from baton_engine.config.model_config import ModelConfig
-from baton_engine.config.quantization.online import LAYOUT as ONLINE
 from baton_engine.config.quantization.scheme import WeightScheme
 from baton_engine.errors import WeightsError
 from baton_engine.layers.decoder_layers import GatedMLP, Linear
@@ -24,6 +23,7 @@ from baton_engine.layers.linear_weights import LinearWeights
 from baton_engine.layers.parameter import Parameter, WeightSlots
 from baton_engine.layers.quantization.online import SplitParameter
 from baton_engine.layers.quantization.quantized_weight import QuantizedWeight, stacked
+from baton_engine.layers.quantization.weight_format import format_of
 
 
 class MoE:
@@ -93,7 +93,7 @@ class MoE:
         downs = [
             LinearWeights(slots, [f"{expert}.{down}"], [hidden], experts.size) for expert in each
         ]
-        if scheme.layout == ONLINE:
+        if format_of(scheme).plain_tensors:
             gate_up_names, down_names = self._plain_names(each)
             gate_up_parts, down_parts = (
                 [slots.parameters[weight] for weight in names]

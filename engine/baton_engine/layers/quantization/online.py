@@ -68,6 +68,8 @@ class SplitParameter(Parameter):
 
 
 class Online(WeightFormat):
+    plain_tensors = True
+
     def declare(
         self, slots: WeightSlots, name: str, outputs: int, inputs: int
     ) -> Callable[[], QuantizedWeight]:

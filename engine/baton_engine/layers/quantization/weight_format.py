@@ -39,6 +39,9 @@ LAYOUTS: Mapping[str, str] = {
 
 
 class WeightFormat(ABC):
+    # Whether the checkpoint's tensors are those of plain weights.
+    plain_tensors = False
+
     def __init__(self, scheme: WeightScheme) -> None:
         self._scheme = scheme
 
