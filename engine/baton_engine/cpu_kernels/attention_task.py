@@ -6,7 +6,7 @@ import enum
 
 import numpy as np
 
-from baton_engine.cpu_kernels.openmp import COUNTER
+from baton_engine.cpu_kernels.openmp import COUNTER, task_class
 
 # The argument of a kernel. The addresses are of arrays: `blocks` int32 [X, P], `heads` int32 [X],
 # `rows` int32 [X, M] (which of the Q rows), `seen` int32 [X, 2] (begin, end), `scores` float32
@@ -17,20 +17,28 @@ from baton_engine.cpu_kernels.openmp import COUNTER
 # takes. The orders are those of bfloat16 products; those of float32 add one by one. A score is the
 # sum of those of `scores_block` numbers of q and k each. With `rounded`, bfloat16 products are
 # rounded to bfloat16 twice (see cpu_bf16.wide_scores). `states` is float32 [Q, 4], for Part.SPLITS.
-TASK = np.dtype(
-    [
-        COUNTER,
-        *((name, np.int64) for name in ("matrices", "height", "width", "block")),
-        *((name, np.int64) for name in ("dim", "value_dim", "blocks", "heads", "rows", "seen")),
-        *((name, np.int64) for name in ("keys", "values")),
-        *((f"key_{unit}_bytes", np.int64) for unit in ("block", "head", "slot")),
-        *((f"value_{unit}_bytes", np.int64) for unit in ("block", "head", "slot")),
-        *((name, np.int64) for name in ("queries", "scores", "sinks", "sums", "output", "states")),
-        *((name, np.int64) for name in ("row_scores", "column", "split", "parts")),
-        *((name, np.int64) for name in ("scores_order", "scores_block", "sums_order", "rounded")),
-        ("scale", np.float32),
-    ],
-    align=True,
+AttentionTask = task_class(
+    np.dtype(
+        [
+            COUNTER,
+            *((name, np.int64) for name in ("matrices", "height", "width", "block")),
+            *((name, np.int64) for name in ("dim", "value_dim", "blocks", "heads", "rows", "seen")),
+            *((name, np.int64) for name in ("keys", "values")),
+            *((f"key_{unit}_bytes", np.int64) for unit in ("block", "head", "slot")),
+            *((f"value_{unit}_bytes", np.int64) for unit in ("block", "head", "slot")),
+            *(
+                (name, np.int64)
+                for name in ("queries", "scores", "sinks", "sums", "output", "states")
+            ),
+            *((name, np.int64) for name in ("row_scores", "column", "split", "parts")),
+            *(
+                (name, np.int64)
+                for name in ("scores_order", "scores_block", "sums_order", "rounded")
+            ),
+            ("scale", np.float32),
+        ],
+        align=True,
+    )
 )
 
 

@@ -16,7 +16,7 @@ import torch.nn.functional as F
 
 from baton_engine.cpu_kernels.llvm_values import LANES
 from baton_engine.cpu_kernels.numbers import number_at, store_numbers
-from baton_engine.cpu_kernels.openmp import COUNTER, NONE_TAKEN, inlined, run_kernel
+from baton_engine.cpu_kernels.openmp import COUNTER, inlined, run_kernel, task_class
 from baton_engine.cpu_kernels.vectors import (
     add,
     broadcast,
@@ -29,26 +29,29 @@ from baton_engine.cpu_kernels.vectors import (
     zeros,
 )
 
+_NUMBERS = (torch.float32, torch.bfloat16)
 # Rows that a thread takes at a time.
 SOME_ROWS = 4
 
 # The argument of the kernels. The addresses are of arrays [T, columns], and [columns] for `weight`,
-# which is float32; `delta` may be 0. The mean square of a row is the sum of squares by `size`.
-_TASK = np.dtype(
-    [
-        COUNTER,
-        *((name, np.int64) for name in ("rows", "columns", "size")),
-        *((name, np.int64) for name in ("x", "delta", "weight", "out")),
-        ("eps", np.float32),
-    ],
-    align=True,
+# which is float32 if it is `wide`; `delta` may be 0. The mean square of a row is the sum of squares
+# by `size`.
+_Norm = task_class(
+    np.dtype(
+        [
+            COUNTER,
+            *((name, np.int64) for name in ("rows", "columns", "size")),
+            *((name, np.int64) for name in ("x", "delta", "weight", "wide", "out")),
+            ("eps", np.float32),
+        ],
+        align=True,
+    )
 )
 
 
 def can_norm(x: torch.Tensor) -> bool:
     """Whether add_norm() supports this tensor: on a CPU, contiguous, in float32 or bfloat16."""
-    numbers = x.dtype in (torch.float32, torch.bfloat16)
-    return x.device.type == "cpu" and numbers and x.is_contiguous()
+    return x.is_cpu and x.dtype in _NUMBERS and x.is_contiguous()
 
 
 def add_norm(
@@ -69,12 +72,15 @@ def add_norm(
 def _add_norm(
     x_TD: torch.Tensor, delta_TD: torch.Tensor | None, weight_D: torch.Tensor, eps: float, size: int
 ) -> torch.Tensor:
-    out_TD, wide_D = torch.empty_like(x_TD), weight_D.float().contiguous()
-    delta = 0 if delta_TD is None else delta_TD.data_ptr()
-    places = x_TD.data_ptr(), delta, wide_D.data_ptr(), out_TD.data_ptr()
-    task = np.array([(NONE_TAKEN, *x_TD.shape, size, *places, eps)], _TASK)
+    out_TD, (rows, columns) = torch.empty_like(x_TD), x_TD.shape
+    weight_D = (weight_D if weight_D.dtype in _NUMBERS else weight_D.float()).contiguous()
+    task = _Norm(rows=rows, columns=columns, size=size, eps=eps)
+    task.x, task.weight, task.out = x_TD.data_ptr(), weight_D.data_ptr(), out_TD.data_ptr()
+    task.wide = weight_D.dtype == torch.float32
+    if delta_TD is not None:
+        task.delta = delta_TD.data_ptr()
     function = bf16_add_norm if x_TD.dtype == torch.bfloat16 else fp32_add_norm
-    run_kernel(function, task)
+    run_kernel(function, task, -(-rows // SOME_ROWS))
     return out_TD
 
 
@@ -112,7 +118,10 @@ def _add_norm_row(task: Any, begin: int, bf16: bool) -> None:
     scale = broadcast(norm_scale(squares, task.size, task.eps))
     for column in range(0, task.columns, LANES):
         values = multiply(number_at(x, column, bf16), scale)
-        values = multiply(values, load(task.weight + 4 * column))
+        if task.wide != 0:
+            values = multiply(values, load(task.weight + 4 * column))
+        else:
+            values = multiply(values, number_at(task.weight, column, True))
         store_numbers(out, column, rounded_to_bf16(values) if bf16 else values, bf16)
 
 

@@ -1,6 +1,6 @@
 """Compiled kernels for attention of few queries, with K and V in the blocks of the pool.
 
-In: a task (see TASK). Out: scores of keys, weights, weighted sums of V, or all of these.
+In: a task (see AttentionTask). Out: scores of keys, weights, weighted sums of V, or all of these.
 
 torch's products need K and V as one matrix, and copying it out of the blocks takes as long as the
 product. These kernels read the blocks. They add in the order of one of torch's products, which is

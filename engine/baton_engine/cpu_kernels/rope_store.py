@@ -17,7 +17,7 @@ import torch
 from baton_engine.cpu_kernels.llvm_values import LANES
 from baton_engine.cpu_kernels.norm import norm_scale
 from baton_engine.cpu_kernels.numbers import number_at, store_numbers
-from baton_engine.cpu_kernels.openmp import COUNTER, NONE_TAKEN, inlined, run_kernel
+from baton_engine.cpu_kernels.openmp import COUNTER, inlined, run_kernel, task_class
 from baton_engine.cpu_kernels.vectors import (
     broadcast,
     fma,
@@ -35,16 +35,18 @@ from baton_engine.cpu_kernels.vectors import (
 # and `sin` [T, `half`] with half = R / 2, `weights` float32 [X, H] or 0, `slots` int64 [T]. `keys`
 # and `values` are a layer's K and V, in blocks of `block` slots. The steps are the bytes from one
 # block, head and slot to the next in both.
-_TASK = np.dtype(
-    [
-        COUNTER,
-        *((name, np.int64) for name in ("tokens", "queries", "kv_heads", "dim", "half")),
-        *((name, np.int64) for name in ("heads", "q", "cos", "sin", "weights", "slots")),
-        *((name, np.int64) for name in ("keys", "values", "block")),
-        *((name, np.int64) for name in ("block_step", "head_step", "slot_step")),
-        ("eps", np.float32),
-    ],
-    align=True,
+_RopeStore = task_class(
+    np.dtype(
+        [
+            COUNTER,
+            *((name, np.int64) for name in ("tokens", "queries", "kv_heads", "dim", "half")),
+            *((name, np.int64) for name in ("heads", "q", "cos", "sin", "weights", "slots")),
+            *((name, np.int64) for name in ("keys", "values", "block")),
+            *((name, np.int64) for name in ("block_step", "head_step", "slot_step")),
+            ("eps", np.float32),
+        ],
+        align=True,
+    )
 )
 
 
@@ -87,15 +89,15 @@ def rotate_store(
     weight_XH, eps = (None, 0.0) if norm is None else norm
     weights = None if weight_XH is None else weight_XH.float().contiguous()
     steps = (item * step for step in keys.stride()[:3])
-    task = np.zeros(1, _TASK)
-    task[0] = (
-        *(NONE_TAKEN, tokens, num_heads, (all_heads - num_heads) // 2, dim, cos.shape[-1]),
+    task = _RopeStore(
+        (0,),
+        *(tokens, num_heads, (all_heads - num_heads) // 2, dim, cos.shape[-1]),
         *(heads_TZH.data_ptr(), q_TNH.data_ptr(), cos.data_ptr(), sin.data_ptr()),
         *(0 if weights is None else weights.data_ptr(), slots_T.data_ptr()),
         *(keys.data_ptr(), values.data_ptr(), keys.shape[2], *steps, eps),
     )
     function = bf16_rotate_store if heads_TZH.dtype == torch.bfloat16 else fp32_rotate_store
-    run_kernel(function, task)
+    run_kernel(function, task, tokens)
     return q_TNH
 
 

@@ -17,7 +17,7 @@ import torch.nn.functional as F
 
 from baton_engine.cpu_kernels.llvm_values import LANES
 from baton_engine.cpu_kernels.numbers import ONE, exponential, number_at, store_numbers
-from baton_engine.cpu_kernels.openmp import COUNTER, NONE_TAKEN, inlined, run_kernel
+from baton_engine.cpu_kernels.openmp import COUNTER, inlined, run_kernel, task_class
 from baton_engine.cpu_kernels.vectors import (
     add,
     broadcast,
@@ -33,8 +33,11 @@ from baton_engine.cpu_kernels.vectors import (
 SOME_COLUMNS = 1024
 # The argument of silu_mul's kernels: the addresses of [T, 2 F] and [T, F]. `next` is the part of a
 # row that the next free thread takes.
-_SILU = np.dtype(
-    [COUNTER, *((name, np.int64) for name in ("rows", "columns", "source", "target"))], align=True
+_Silu = task_class(
+    np.dtype(
+        [COUNTER, *((name, np.int64) for name in ("rows", "columns", "source", "target"))],
+        align=True,
+    )
 )
 
 
@@ -42,16 +45,17 @@ def silu_mul(gate_up_TF: torch.Tensor) -> torch.Tensor:
     """silu(gate) * up, [T, F], from a CPU's [T, 2 F] with gate before up."""
     if gate_up_TF.dtype not in (torch.float32, torch.bfloat16):
         return silu_mul(gate_up_TF.float()).to(gate_up_TF.dtype)
-    rows, columns = len(gate_up_TF), gate_up_TF.shape[1] // 2
+    rows, columns = gate_up_TF.shape[0], gate_up_TF.shape[1] // 2
     missing = -columns % LANES
     if missing:  # whole vectors
         parts_T2F = F.pad(gate_up_TF.view(rows, 2, columns), (0, missing))
         return silu_mul(parts_T2F.flatten(1))[:, :columns].contiguous()
     gate_up_TF = gate_up_TF.contiguous()
     out_TF = torch.empty(rows, columns, dtype=gate_up_TF.dtype)
-    task = np.array([(NONE_TAKEN, rows, columns, gate_up_TF.data_ptr(), out_TF.data_ptr())], _SILU)
+    places = gate_up_TF.data_ptr(), out_TF.data_ptr()
+    task = _Silu(rows=rows, columns=columns, source=places[0], target=places[1])
     function = bf16_silu_mul if gate_up_TF.dtype == torch.bfloat16 else fp32_silu_mul
-    run_kernel(function, task)
+    run_kernel(function, task, rows * -(-columns // SOME_COLUMNS))
     return out_TF
 
 

@@ -128,10 +128,10 @@ class TorchOps:
         return _norm(x_TD, weight_D, eps)
 
     def silu_mul(self, gate_up_TF: torch.Tensor) -> torch.Tensor:
+        if gate_up_TF.is_cpu:
+            return silu_mul(gate_up_TF)
         gate_TF, up_TF = gate_up_TF.chunk(2, dim=-1)
-        if gate_up_TF.device.type != "cpu":
-            return F.silu(gate_TF).mul_(up_TF)
-        return silu_mul(gate_up_TF)
+        return F.silu(gate_TF).mul_(up_TF)
 
     def gelu_tanh_mul(self, gate_up_TF: torch.Tensor) -> torch.Tensor:
         gate_TF, up_TF = gate_up_TF.chunk(2, dim=-1)

@@ -28,7 +28,7 @@ from baton_engine.config.model_config import AttentionSpec
 from baton_engine.config.step_sizes import SPLIT_KEYS
 from baton_engine.cpu_kernels import paged_attention, vectors
 from baton_engine.cpu_kernels.llvm_values import LANES
-from baton_engine.cpu_kernels.openmp import inlined
+from baton_engine.cpu_kernels.openmp import Task, inlined
 from baton_engine.interface import Row
 from baton_engine.kv.kv_pool import TorchMemory
 from baton_protocol.ids import BlockId
@@ -64,15 +64,15 @@ class Counting:
     kernels: ModuleType
     compiled: dict[str, Any] = field(default_factory=dict)
 
-    def run(self, function: Callable[[Any], None], task: npt.NDArray[Any]) -> None:
+    def run(self, function: Callable[[Any], None], task: Task, parts: int) -> None:
         """run_kernel() without threads and without numba's cache, which would take these kernels
         for the engine's."""
         name = function.__name__
         if name not in self.compiled:
-            signature = numba.types.void(numba.types.CPointer(numba.from_dtype(task.dtype)))
+            signature = numba.types.void(numba.types.CPointer(numba.from_dtype(task.record)))
             self.compiled[name] = numba.cfunc(signature)(getattr(self.kernels, name))
         address = self.compiled[name].address
-        ctypes.CFUNCTYPE(None, ctypes.c_void_p)(address)(task.ctypes.data)
+        ctypes.CFUNCTYPE(None, ctypes.c_void_p)(address)(ctypes.addressof(task))
 
     def bytes_read(self, run: Callable[[], object], pool: torch.Tensor) -> int:
         self.counts[:] = 0

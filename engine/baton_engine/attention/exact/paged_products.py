@@ -19,7 +19,7 @@ import torch
 
 from baton_engine.attention.cpu_bf16 import multiplies_bf16
 from baton_engine.attention.layer_kv import LayerKV
-from baton_engine.cpu_kernels.attention_task import TASK, Order, Part
+from baton_engine.cpu_kernels.attention_task import AttentionTask, Order, Part
 from baton_engine.cpu_kernels.openmp import NONE_TAKEN, run_kernel
 from baton_engine.cpu_kernels.paged_attention import (
     TILE,
@@ -84,8 +84,7 @@ class PagedMatrices:
         orders: Orders,
         column: int = 0,
     ) -> None:
-        self._task = np.zeros(1, TASK)
-        self._fields = self._task[0]
+        self._task = AttentionTask()
         # Kept, because the task has their addresses.
         arrays = {"blocks": blocks_XP, "heads": heads_X, "rows": rows_XM, "seen": seen_X2}
         self._arrays = {
@@ -121,13 +120,13 @@ class PagedMatrices:
         if Part.SPLITS in parts:
             assert arrays.states_Q4 is not None, "weights by split without states"
             function = bf16_attention_by_split if bf16 else fp32_attention_by_split
-        run_kernel(function, self._task)
+        run_kernel(function, self._task, self._task.matrices)
 
     def _set_shapes(self, keys: torch.Tensor, values: torch.Tensor, *, rounded: bool) -> None:
         self._shaped = True
         _, _, block, dim = keys.shape
         self._set(block=block, dim=dim, value_dim=values.shape[3], rounded=rounded)
-        if not self._fields["scores_block"]:
+        if not self._task.scores_block:
             self._set(scores_block=dim)
         for name, pages in (("key", keys), ("value", values)):
             steps = [step * pages.element_size() for step in pages.stride()]
@@ -136,4 +135,4 @@ class PagedMatrices:
 
     def _set(self, **fields: Any) -> None:
         for name, value in fields.items():
-            self._fields[name] = value
+            setattr(self._task, name, value)
