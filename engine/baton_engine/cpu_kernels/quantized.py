@@ -19,7 +19,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import cache, lru_cache
-from typing import Any
+from typing import Any, Literal
 
 import llvmlite.binding as llvm
 import numba
@@ -29,13 +29,22 @@ import torch
 import torch.nn.functional as F
 
 from baton_engine.config.quantization.scheme import BITS, Numbers
+from baton_engine.cpu_kernels import large_pages
 from baton_engine.cpu_kernels.llvm_values import LANES
-from baton_engine.cpu_kernels.openmp import COUNTER, inlined, keep_until_here, run_kernel
+from baton_engine.cpu_kernels.openmp import (
+    COUNTER,
+    inlined,
+    keep_until_here,
+    run_kernel,
+    task_class,
+)
 from baton_engine.cpu_kernels.quantized_block import (
     PAIR_BYTES,
+    PART_ROWS,
     VECTORS,
     BlockKind,
     Decoding,
+    byte_sum,
     group_product,
     group_unpacking,
     places_of_bytes,
@@ -60,34 +69,43 @@ from baton_engine.cpu_kernels.vectors import (
 
 # Rows that are multiplied together, and their bytes of sums.
 ROWS, ROW_SUMS = 6, 4 * COLUMNS
-# Rows that a thread computes at a time with a block, at most.
-PART_ROWS = 192
-# With more rows, a group's numbers are stored and read again. Looking them up twice is faster than
-# that with AVX-512 BF16, and slower in float32.
+# With more rows, the numbers of some groups are stored and read again, up to this number of pairs
+# unless a group has more. Looking them up twice is faster than that with AVX-512 BF16, and slower
+# in float32.
 FEW_ROWS, FEW_FP32_ROWS = 24, 6
+STORED_PAIRS = 64
+# Pairs of a short group at most.
+SHORT_PAIRS = 32
 # Blocks that are packed together, which bounds the memory that packing takes.
 PACKED_BLOCKS = 64
 # A chain of additions has at most this number of inputs; larger groups are several with one scale.
 CHAIN = 512
 
+# Numbers of weights that are not quantized, and of int8 weights for inputs in int8.
+Stored = Numbers | Literal["bf16", "integers"]
+
 # NUMBA_CPU_NAME compiles for another CPU than this one.
 _FEATURES = {} if numba.config.CPU_NAME else llvm.get_host_cpu_features()
 _WIDE = bool(_FEATURES.get("avx512f"))
+_INTEGERS = all(_FEATURES.get(name) for name in ("avx512vnni", "avx512bw"))
 _NATIVE = all(_FEATURES.get(name) for name in ("avx512bf16", "avx512vbmi", "avx512bw"))
 
 # The argument of the kernels. The addresses are of arrays: `parts` int64 [U, 3], an expert and its
 # rows [begin, end); `sources` and `targets` int64 [P], rows of `source` and `target`, or 0 if they
 # are 0, 1, 2, ...; `codes` [E, B, H, Y], `scales` and `shifts` float32 [E, B, G, W], `bias` float32
 # [E, B, W]; `factors` float32, one per row of `source`. `shifts`, `bias` and `factors` may be 0.
-_PRODUCT = np.dtype(
-    [
-        COUNTER,
-        *((name, np.int64) for name in ("part_count", "parts", "sources", "targets")),
-        *((name, np.int64) for name in ("blocks", "pairs", "group_pairs", "groups", "codes")),
-        *((name, np.int64) for name in ("scales", "shifts", "bias", "tables", "factors")),
-        *((name, np.int64) for name in ("source", "source_bytes", "target", "outputs", "rounded")),
-    ],
-    align=True,
+_Product = task_class(
+    np.dtype(
+        [
+            COUNTER,
+            *((name, np.int64) for name in ("part_count", "parts", "sources", "targets")),
+            *((name, np.int64) for name in ("blocks", "pairs", "group_pairs", "groups", "codes")),
+            *((name, np.int64) for name in ("scales", "shifts", "bias", "tables", "factors")),
+            *((name, np.int64) for name in ("source", "source_bytes", "target", "outputs")),
+            ("rounded", np.int64),
+        ],
+        align=True,
+    )
 )
 
 
@@ -96,7 +114,7 @@ class PackedWeight:
     """A weight in blocks of outputs, or one per expert. Outputs and inputs that complete a block or
     a pair have any code and the scale 0, or an input that is 0."""
 
-    numbers: Numbers
+    numbers: Stored
     codes_EBHY: torch.Tensor  # uint8
     scales_EBGW: torch.Tensor  # float32
     shifts_EBGW: torch.Tensor | None
@@ -106,35 +124,33 @@ class PackedWeight:
     outputs: int
     inputs: int
     # The kernel and the part of its argument that all products have, by the dtype of rows.
-    tasks: dict[torch.dtype, tuple[Any, npt.NDArray[Any]]] = field(
-        default_factory=dict, init=False, repr=False
-    )
+    tasks: dict[torch.dtype, tuple[Any, Any]] = field(default_factory=dict, init=False, repr=False)
 
     @property
     def columns(self) -> int:
         """Outputs with those that complete a block."""
         return self.codes_EBHY.shape[1] * COLUMNS
 
-    def task(self, dtype: torch.dtype) -> tuple[Any, npt.NDArray[Any]]:
+    def task(self, dtype: torch.dtype) -> tuple[Any, Any]:
         """The kernel for rows of `dtype`, and its argument without what differs by step."""
-        if dtype not in self.tasks:
+        found = self.tasks.get(dtype)
+        if found is None:
             kernel, tables = _kernel_of(self, dtype)
             _, blocks, pairs, _ = self.codes_EBHY.shape
-            task = np.zeros(1, _PRODUCT)
-            fields = task[0]
-            fields["blocks"], fields["pairs"] = blocks, pairs
-            fields["group_pairs"], fields["groups"] = -(-self.group // 2), self.scales_EBGW.shape[2]
-            fields["codes"] = self.codes_EBHY.data_ptr()
-            fields["scales"] = self.scales_EBGW.data_ptr()
+            task = _Product(blocks=blocks, pairs=pairs, outputs=self.columns)
+            task.groups = self.scales_EBGW.shape[2]
+            task.group_pairs = -(-self.group // (4 if self.numbers == "integers" else 2))
+            task.codes = self.codes_EBHY.data_ptr()
+            if self.numbers != "bf16":
+                task.scales = self.scales_EBGW.data_ptr()
             if self.shifts_EBGW is not None:
-                fields["shifts"] = self.shifts_EBGW.data_ptr()
+                task.shifts = self.shifts_EBGW.data_ptr()
             if self.bias_EBW is not None:
-                fields["bias"] = self.bias_EBW.data_ptr()
-            fields["tables"] = tables.data_ptr()
-            fields["source_bytes"] = 2 * pairs * dtype.itemsize
-            fields["outputs"] = self.columns
-            self.tasks[dtype] = kernel, task
-        return self.tasks[dtype]
+                task.bias = self.bias_EBW.data_ptr()
+            task.tables = tables.data_ptr()
+            task.source_bytes = pairs * (8 if dtype == torch.float32 else 4)
+            found = self.tasks[dtype] = kernel, task
+        return found
 
 
 @dataclass(frozen=True, slots=True)
@@ -173,7 +189,7 @@ def pack_weight(
         group = CHAIN
     blocks, pairs = -(-outputs // COLUMNS), -(-inputs // 2)
     bits = BITS[numbers]
-    codes_EBHY = torch.empty(experts, blocks, pairs, PAIR_BYTES * bits, dtype=torch.uint8)
+    codes_EBHY = large_pages.empty(*(experts, blocks, pairs, PAIR_BYTES * bits), dtype=torch.uint8)
     for expert in range(experts):
         for first in range(0, blocks, PACKED_BLOCKS):
             rows = slice(first * COLUMNS, min((first + PACKED_BLOCKS) * COLUMNS, outputs))
@@ -195,6 +211,77 @@ def pack_weight(
     )
 
 
+def multiplies_plain() -> bool:
+    """Whether products with plain bfloat16 weights are faster here than a library's. Those of CPUs
+    with AMX are as fast for one row, and faster for many."""
+    return _NATIVE and not _FEATURES.get("amx-bf16")
+
+
+def pack_plain(weight_OI: torch.Tensor) -> PackedWeight:
+    """A bfloat16 weight with an even number of inputs."""
+    outputs, inputs = weight_OI.shape
+    blocks, group = -(-outputs // COLUMNS), min(CHAIN, inputs)
+    return PackedWeight(
+        numbers="bf16",
+        codes_EBHY=_packed_words(1, outputs, inputs // 2, lambda _, rows: weight_OI[rows]),
+        scales_EBGW=torch.ones(1).expand(1, blocks, -(-inputs // group), COLUMNS),
+        shifts_EBGW=None,
+        bias_EBW=None,
+        table=(),
+        group=group,
+        outputs=outputs,
+        inputs=inputs,
+    )
+
+
+def can_pack_integers(group: int, inputs: int) -> bool:
+    """Whether int8 weights are multiplied with inputs in int8 here."""
+    return _INTEGERS and inputs % 4 == 0 and (group % 4 == 0 or group >= inputs)
+
+
+def pack_integers(
+    codes_EOI: Callable[[int, slice], torch.Tensor],
+    scales_EOG: torch.Tensor,
+    bias_EO: torch.Tensor | None,
+    group: int,
+    inputs: int,
+) -> PackedWeight:
+    """`codes_EOI` gives some outputs' codes of an expert, int8 [O, I]."""
+    experts, outputs, _ = scales_EOG.shape
+
+    def shifted(expert: int, rows: slice) -> torch.Tensor:
+        return codes_EOI(expert, rows).view(torch.uint8) ^ 0x80
+
+    return PackedWeight(
+        numbers="integers",
+        codes_EBHY=_packed_words(experts, outputs, inputs // 4, shifted),
+        scales_EBGW=_in_blocks(scales_EOG),
+        shifts_EBGW=None,
+        bias_EBW=None if bias_EO is None else _in_blocks(bias_EO[:, :, None]).squeeze(2),
+        table=(),
+        group=min(group, inputs),
+        outputs=outputs,
+        inputs=inputs,
+    )
+
+
+def _packed_words(
+    experts: int, outputs: int, pairs: int, rows_EOI: Callable[[int, slice], torch.Tensor]
+) -> torch.Tensor:
+    """[E, B, H, Y] of rows of words of 32 bits."""
+    blocks = -(-outputs // COLUMNS)
+    codes_EBHY = large_pages.empty(experts, blocks, pairs, PAIR_BYTES * 16, dtype=torch.uint8)
+    words_EBHW = codes_EBHY.view(torch.int32)
+    for expert in range(experts):
+        for first in range(0, blocks, PACKED_BLOCKS):
+            rows = slice(first * COLUMNS, min((first + PACKED_BLOCKS) * COLUMNS, outputs))
+            words_OH = rows_EOI(expert, rows).contiguous().view(torch.int32)
+            words_OH = F.pad(words_OH, (0, 0, 0, -len(words_OH) % COLUMNS))
+            words_BWH = words_OH.view(-1, COLUMNS, pairs)
+            words_EBHW[expert, first : first + PACKED_BLOCKS] = words_BWH.transpose(1, 2)
+    return codes_EBHY
+
+
 def _packed_halves(codes_BWHN: torch.Tensor) -> torch.Tensor:
     """[B, H, Y] of 4-bit codes: a word's codes are 2 inputs of 4 outputs."""
     blocks, _, pairs, _ = codes_BWHN.shape
@@ -213,7 +300,8 @@ def _packed_bytes(codes_BWHN: torch.Tensor) -> torch.Tensor:
 def _in_blocks(values_EOG: torch.Tensor) -> torch.Tensor:
     experts, outputs, groups = values_EOG.shape
     values = F.pad(values_EOG.float(), (0, 0, 0, -outputs % COLUMNS))
-    return values.view(experts, -1, COLUMNS, groups).transpose(2, 3).contiguous()
+    values = values.view(experts, -1, COLUMNS, groups).transpose(2, 3)
+    return large_pages.empty(*values.shape, dtype=torch.float32).copy_(values)
 
 
 def signed_halves(codes: torch.Tensor) -> torch.Tensor:
@@ -243,6 +331,10 @@ def _kernel_of(packed: PackedWeight, dtype: torch.dtype) -> tuple[Any, torch.Ten
     """The kernel for rows of `dtype`, and its tables."""
     bf16 = dtype == torch.bfloat16
     native = bf16 and _NATIVE
+    if packed.numbers == "integers":
+        return int8_integers, torch.empty(0)
+    if packed.numbers == "bf16":
+        return bf16_plain, torch.empty(0)
     tables = _tables(packed.numbers, packed.table, native)
     if BITS[packed.numbers] == 8:
         names = {"int8": (fp32_int8, bf16_int8), "fp8": (fp32_fp8, bf16_fp8)}
@@ -260,15 +352,23 @@ def multiply_rows(
 ) -> torch.Tensor:
     """The outputs [T, O], in `dtype`, of the only weight. `factors_T`, float32, are multiplied with
     each row's sums."""
-    return multiply_parts(x_TI, packed, dtype, _parts_of(len(x_TI)), factors_T)
+    rows = x_TI.shape[0]
+    return _multiply(x_TI, packed, dtype, rows, _parts_of(rows), factors_T)
+
+
+@dataclass(frozen=True, slots=True)
+class _Parts:
+    parts_U3: npt.NDArray[np.int64]
+    address: int  # numpy takes a microsecond to give it
 
 
 @lru_cache(maxsize=512)
-def _parts_of(rows: int) -> npt.NDArray[np.int64]:
+def _parts_of(rows: int) -> _Parts:
     parts = max(1, -(-rows // PART_ROWS))
     size = max(1, -(-rows // (parts * ROWS))) * ROWS
     found = [(0, begin, min(begin + size, rows)) for begin in range(0, rows, size)]
-    return np.array(found, np.int64)
+    parts_U3 = np.array(found, np.int64)
+    return _Parts(parts_U3, parts_U3.ctypes.data)
 
 
 def multiply_parts(
@@ -281,23 +381,35 @@ def multiply_parts(
 ) -> torch.Tensor:
     """The outputs [P, O] of parts of at most PART_ROWS rows, each with an expert: its number, and
     its rows [begin, end)."""
-    if x_TI.dtype not in (torch.float32, torch.bfloat16):
+    rows = len(x_TI) if places is None else len(places.targets_P)
+    parts = _Parts(parts_U3, parts_U3.ctypes.data)
+    return _multiply(x_TI, packed, dtype, rows, parts, factors_T, places)
+
+
+def _multiply(
+    x_TI: torch.Tensor,
+    packed: PackedWeight,
+    dtype: torch.dtype,
+    rows: int,
+    parts: _Parts,
+    factors_T: torch.Tensor | None,
+    places: Places | None = None,
+) -> torch.Tensor:
+    if x_TI.dtype not in (torch.float32, torch.bfloat16, torch.int8):
         x_TI = x_TI.float()
-    rounded = dtype == torch.bfloat16
-    rows, columns = len(x_TI) if places is None else len(places.targets_P), packed.columns
+    rounded, columns = dtype == torch.bfloat16, packed.columns
     out_PO = torch.empty(rows, columns, dtype=torch.bfloat16 if rounded else torch.float32)
     if rows:
         x_TI = F.pad(x_TI, (0, 1)) if packed.inputs % 2 else x_TI.contiguous()
         kernel, whole_task = packed.task(x_TI.dtype)
-        task = whole_task.copy()
-        fields = task[0]
-        fields["part_count"], fields["parts"] = len(parts_U3), parts_U3.ctypes.data
+        task = type(whole_task).from_buffer_copy(whole_task)
+        task.part_count, task.parts = len(parts.parts_U3), parts.address
         if places is not None:
-            fields["sources"], fields["targets"] = places.addresses()
+            task.sources, task.targets = places.addresses()
         if factors_T is not None:
-            fields["factors"] = factors_T.data_ptr()
-        fields["source"], fields["target"] = x_TI.data_ptr(), out_PO.data_ptr()
-        fields["rounded"] = rounded
+            task.factors = factors_T.data_ptr()
+        task.source, task.target = x_TI.data_ptr(), out_PO.data_ptr()
+        task.rounded = rounded
         run_kernel(kernel, task)
     if columns != packed.outputs:
         out_PO = out_PO[:, : packed.outputs].contiguous()
@@ -307,17 +419,20 @@ def multiply_parts(
 def _compiled_for(bits: int, decoding: Decoding, bf16: bool) -> Any:
     """The compiled code of a kernel."""
     native = bf16 and _NATIVE
-    kind = BlockKind(bits, decoding, bf16, native, _WIDE)
-    halved = native and decoding == "int8"
-    unpacked_bytes = kind.unpacked_bytes
-    few_rows = FEW_ROWS if native else FEW_FP32_ROWS
+    kind = BlockKind(bits, decoding, bf16, native or decoding == "integers", _WIDE)
+    integers, unpacked_bytes = kind.integers, kind.unpacked_bytes
+    offset_of_numbers, halved = np.float32(-kind.offset), kind.offset != 0
+    few_rows = PART_ROWS if bits == 16 else FEW_ROWS if native else FEW_FP32_ROWS
     unpack = group_unpacking(kind)
-    in_registers, in_memory = _product_of(kind, unpacked=False), _product_of(kind, unpacked=True)
+    in_registers, in_memory = _product_of(kind), _stored_product_of(kind)
 
     def compute(pointer: Any) -> None:
         task = numba.carray(pointer, 1)[0]
         memory = np.empty(PART_ROWS * (ROW_SUMS + 8) + 64, np.uint8)
-        unpacked = np.empty(task.group_pairs * unpacked_bytes + 64, np.uint8)
+        # Groups that are computed together: all, if these rows are.
+        stored_groups = max(1, STORED_PAIRS // task.group_pairs)
+        ones = np.ones(task.groups * COLUMNS if task.scales == 0 else 1, np.float32)
+        unpacked = np.empty(stored_groups * task.group_pairs * unpacked_bytes + 64, np.uint8)
         totals = (memory.ctypes.data + 63) // 64 * 64
         tile = (unpacked.ctypes.data + 63) // 64 * 64
         places = totals + PART_ROWS * ROW_SUMS
@@ -338,69 +453,108 @@ def _compiled_for(bits: int, decoding: Decoding, bf16: bool) -> Any:
                     source = _row(task.sources, begin + min(row, rows - 1))
                     store_address(places + 8 * row, task.source + source * task.source_bytes)
                 if summed:
-                    _sum_rows(task, places, rows, bf16, all_sums)
+                    _sum_rows(task, places, rows, bf16, integers, all_sums)
                     if halved:
-                        all_starts[:, :rows] = all_sums[:, :rows] * np.float32(-0.5)
+                        all_starts[:, :rows] = all_sums[:, :rows] * offset_of_numbers
                 last = part
             for total in range(totals, totals + rows * ROW_SUMS, 64):
                 store(total, zeros())
-            for group in range(task.groups):
+            if task.shifts != 0:
+                for group in range(task.groups):
+                    shifts = task.shifts + (index * task.groups + group) * ROW_SUMS
+                    _add_shifts(shifts, all_sums[group], rows, totals)
+            together = task.groups if rows <= ROWS else stored_groups
+            group = 0
+            while group < task.groups:
                 before = group * task.group_pairs
-                pairs = min(task.group_pairs, task.pairs - before)
+                # Whole groups, or the last, which may be shorter.
+                count = min(together, (task.pairs - before) // task.group_pairs)
+                pairs = task.group_pairs
+                if count == 0:
+                    count, pairs = 1, task.pairs - before
                 offset = before * (4 if bf16 else 8)
                 codes = task.codes + (index * task.pairs + before) * (PAIR_BYTES * bits)
-                scales = task.scales + (index * task.groups + group) * ROW_SUMS
+                # A weight without scales has ones.
+                scales = ones.ctypes.data
+                if task.scales != 0:
+                    scales = task.scales + (index * task.groups + group) * ROW_SUMS
                 starts = all_starts.ctypes.data + 4 * PART_ROWS * (group if halved else 0)
                 if rows > few_rows:
-                    unpack(codes, pairs, task.tables, tile)
+                    unpack(codes, pairs * count, task.tables, tile)
                 for row in range(0, rows, ROWS):
-                    count, here = min(ROWS, rows - row), places + 8 * row
+                    some, here = min(ROWS, rows - row), places + 8 * row
                     start, total = starts + 4 * row, totals + row * ROW_SUMS
                     if rows > few_rows:
-                        in_memory(count, tile, here, offset, pairs, 0, start, scales, total)
+                        in_memory(some, tile, here, offset, pairs, count, start, scales, total)
                     else:
                         tables = task.tables
                         in_registers(
-                            count, codes, here, offset, pairs, tables, start, scales, total
+                            some, codes, here, offset, pairs, count, tables, start, scales, total
                         )
-                if task.shifts != 0:
-                    shifts = task.shifts + (index * task.groups + group) * ROW_SUMS
-                    _add_shifts(shifts, all_sums[group], rows, totals)
+                group += count
             for row in range(rows):
                 _finish(task, totals + row * ROW_SUMS, begin + row, index, block)
             turn = take_next(pointer)
         keep_until_here(memory)
         keep_until_here(unpacked)
+        keep_until_here(ones)
 
     return _inlined_as(f"compute_{bits}_{decoding}_{bf16}", compute)
 
 
-def _product_of(kind: BlockKind, *, unpacked: bool) -> Any:
-    """The product of up to ROWS rows with a group."""
-    one, two, four, six = (group_product(rows, kind, unpacked=unpacked) for rows in (1, 2, 4, 6))
+def _product_of(kind: BlockKind) -> Any:
+    """The product of up to ROWS rows with some groups."""
+    one, two, four, six = (group_product(rows, kind, unpacked=False) for rows in (1, 2, 4, 6))
 
-    def multiply_group(
-        count: int,
+    def multiply_groups(
+        rows: int,
         codes: int,
         places: int,
         offset: int,
         pairs: int,
+        groups: int,
         tables: int,
         starts: int,
         scales: int,
         totals: int,
     ) -> None:
-        if count > 4:
-            six(codes, places, offset, pairs, tables, starts, scales, totals)
-        elif count > 2:
-            four(codes, places, offset, pairs, tables, starts, scales, totals)
-        elif count > 1:
-            two(codes, places, offset, pairs, tables, starts, scales, totals)
+        if rows > 4:
+            six(codes, places, offset, pairs, groups, tables, starts, scales, totals)
+        elif rows > 2:
+            four(codes, places, offset, pairs, groups, tables, starts, scales, totals)
+        elif rows > 1:
+            two(codes, places, offset, pairs, groups, tables, starts, scales, totals)
         else:
-            one(codes, places, offset, pairs, tables, starts, scales, totals)
+            one(codes, places, offset, pairs, groups, tables, starts, scales, totals)
 
-    name = f"multiply_{kind.bits}_{kind.decoding}_{kind.bf16}_{unpacked}"
-    return _inlined_as(name, multiply_group)
+    return _inlined_as(f"multiply_{kind.bits}_{kind.decoding}_{kind.bf16}", multiply_groups)
+
+
+def _stored_product_of(kind: BlockKind) -> Any:
+    """The product of up to ROWS rows with the stored numbers of some groups. Totals of 3 rows stay
+    in registers, which is faster for short groups. For others 6 rows are, because they read the
+    numbers once."""
+    three, six = (group_product(rows, kind, unpacked=True) for rows in (3, 6))
+
+    def multiply_stored(
+        rows: int,
+        numbers: int,
+        places: int,
+        offset: int,
+        pairs: int,
+        groups: int,
+        starts: int,
+        scales: int,
+        totals: int,
+    ) -> None:
+        if rows > 3 and pairs > SHORT_PAIRS:
+            six(numbers, places, offset, pairs, groups, 0, starts, scales, totals)
+        else:
+            for row in range(0, rows, 3):
+                here, start, total = places + 8 * row, starts + 4 * row, totals + ROW_SUMS * row
+                three(numbers, here, offset, pairs, groups, 0, start, scales, total)
+
+    return _inlined_as(f"multiply_stored_{kind.bits}_{kind.decoding}_{kind.bf16}", multiply_stored)
 
 
 def _inlined_as(name: str, function: Callable[..., None]) -> Any:
@@ -411,14 +565,14 @@ def _inlined_as(name: str, function: Callable[..., None]) -> Any:
 
 
 @inlined
-def _sum_rows(task: Any, places: int, rows: int, bf16: bool, sums: Any) -> None:
+def _sum_rows(task: Any, places: int, rows: int, bf16: bool, integers: bool, sums: Any) -> None:
     """The sums [G, T] of the groups' inputs."""
     for group in range(task.groups):
         before = group * task.group_pairs
         pairs = min(task.group_pairs, task.pairs - before)
         for row in range(rows):
             place = load_address(places + 8 * row) + before * (4 if bf16 else 8)
-            sums[group, row] = row_sum(place, pairs, bf16)
+            sums[group, row] = byte_sum(place, pairs) if integers else row_sum(place, pairs, bf16)
 
 
 @inlined
@@ -453,6 +607,8 @@ def _finish(task: Any, totals: int, number: int, index: int, block: int) -> None
             store(task.target + 4 * (target + place), output)
 
 
+_BF16_PLAIN: Any = _compiled_for(16, "bf16", True) if _NATIVE else None
+_INT8_INTEGERS: Any = _compiled_for(16, "integers", True) if _INTEGERS else None
 _BF16_TABLE = _compiled_for(4, "table", True)
 _BF16_TWO_TABLES = _compiled_for(4, "two tables", True)
 _BF16_INT8 = _compiled_for(8, "int8", True)
@@ -460,6 +616,14 @@ _BF16_FP8 = _compiled_for(8, "fp8", True)
 _FP32_TABLE = _compiled_for(4, "table", False)
 _FP32_INT8 = _compiled_for(8, "int8", False)
 _FP32_FP8 = _compiled_for(8, "fp8", False)
+
+
+def bf16_plain(pointer: Any) -> None:
+    _BF16_PLAIN(pointer)
+
+
+def int8_integers(pointer: Any) -> None:
+    _INT8_INTEGERS(pointer)
 
 
 def bf16_table(pointer: Any) -> None:

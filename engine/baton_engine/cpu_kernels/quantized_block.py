@@ -1,6 +1,6 @@
-"""Products of a few rows with a group of a block's quantized weights: the compiled inner loop.
+"""Products of a few rows with groups of a block's quantized weights: the compiled inner loop.
 
-In: packed codes of COLUMNS outputs, and rows of inputs. Out: each row's sum over the group, times
+In: packed codes of COLUMNS outputs, and rows of inputs. Out: each row's sum over each group, times
 the group's scales, is added to the row's totals.
 
 Inputs are taken in pairs. The codes of a pair are one load of 64 bytes for each 4 bits of a code:
@@ -9,6 +9,12 @@ Inputs are taken in pairs. The codes of a pair are one load of 64 bytes for each
   and then those for the second, from the lowest bits on.
 - 8 bits: two loads with 2 x 16 outputs each, in the order in which AVX-512 joins bytes, see
   places_of_bytes().
+- 16 bits: four loads with the bfloat16 numbers of 16 outputs each, which need no table. Only with
+  `native`, see below.
+
+Weights and inputs in int8 are multiplied four by four, which are taken for a pair with 16 bits.
+With AVX-512 VNNI one instruction adds their products in integers, which are exact in any order. A
+code is the number + 128, and sums begin at -128 times the sum of the group's inputs.
 
 With `native`, a CPU with AVX-512 BF16 looks up the bfloat16 numbers of both inputs in one
 instruction for 32 codes of 4 bits, or two for 64 of 8 bits, and adds their products with x in one
@@ -49,9 +55,15 @@ VECTORS = COLUMNS // LANES
 # Bytes of codes per input pair and bit of a code; bytes of a vector.
 PAIR_BYTES, VECTOR_BYTES = 16, 64
 
+# Rows of a part at most, whose sums begin side by side.
+PART_ROWS = 192
+# Rows whose totals stay in registers from group to group: with more there are too few of these.
+ROWS_IN_REGISTERS = 3
+
 # How codes become numbers: "table" looks them up in 16 or 2 x 128 numbers, "two tables" adds two of
-# them, and "int8" and "fp8" are computed.
-Decoding = Literal["table", "two tables", "int8", "fp8"]
+# them, and "int8" and "fp8" are computed. "bf16" are the numbers, and "integers" are int8 for
+# inputs in int8.
+Decoding = Literal["table", "two tables", "int8", "fp8", "bf16", "integers"]
 
 _HALVES = ir.VectorType(ir.IntType(16), 2 * LANES)
 _BYTES = ir.VectorType(ir.IntType(8), 4 * LANES)
@@ -76,6 +88,18 @@ class BlockKind:
         return 1 if self.native and self.decoding != "two tables" else 2
 
     @property
+    def offset(self) -> float:
+        """What is added to the weight's numbers, so that sums begin at minus this times the inputs'
+        sum."""
+        if self.integers:
+            return 128.0
+        return 0.5 if self.native and self.decoding == "int8" else 0.0
+
+    @property
+    def integers(self) -> bool:
+        return self.decoding == "integers"
+
+    @property
     def unpacked_bytes(self) -> int:
         """Bytes that unpack_group() stores per pair."""
         return VECTOR_BYTES * VECTORS * self.multiplied
@@ -92,15 +116,17 @@ def places_of_bytes() -> list[tuple[int, int]]:
 
 
 def group_product(rows: int, kind: BlockKind, *, unpacked: bool) -> Any:
-    """An operation: multiply `rows` rows with `pairs` pairs of a block's inputs.
+    """An operation: multiply `rows` rows with `groups` groups of `pairs` pairs of a block's inputs.
 
     `codes` is the address of the first pair's codes, or of what unpack_group() stored, `places`
     where the addresses of the rows are, `offset` that of the pair in a row, `tables` the address of
-    the numbers of codes; sums begin at the float32 numbers at `starts`, one per row. Sums times the
-    64 `scales` are added to `totals`, float32 [rows, 64].
+    the numbers of codes; if sums do not begin at 0, they begin at the float32 numbers at `starts`,
+    [groups, PART_ROWS]. Sums times the `scales`, [groups, 64], are added to `totals`, float32
+    [rows, 64].
     """
     together = VECTORS if kind.wide else max(1, VECTORS // rows)  # vectors of a row
     pair_bytes = kind.unpacked_bytes if unpacked else PAIR_BYTES * kind.bits
+    kept = kind.wide and rows <= ROWS_IN_REGISTERS
 
     @intrinsic
     def multiply_group(
@@ -109,48 +135,92 @@ def group_product(rows: int, kind: BlockKind, *, unpacked: bool) -> Any:
         places: Any,
         offset: Any,
         pairs: Any,
+        groups: Any,
         tables: Any,
         starts: Any,
         scales: Any,
         totals: Any,
     ) -> tuple[Any, Any]:
         def emit(context: Any, builder: Any, signature: Any, given: Any) -> Any:
-            codes, places, offset, pairs, tables, starts, scales, totals = given
+            codes, places, offset, pairs, groups, tables, starts, scales, totals = given
             found = [
                 builder.add(load_at(builder, after(builder, places, 8 * row), ADDRESS), offset)
                 for row in range(rows)
             ]
             numbers = _stored(builder, kind) if unpacked else _numbers(builder, kind, tables)
-            for first in range(0, VECTORS, together):
-                vectors = range(first, first + together)
-                sums = [[cgutils.alloca_once(builder, NUMBERS) for _ in vectors] for _ in found]
+
+            def multiply_pairs(vectors: range, before: Any, group_starts: Any) -> list[list[Any]]:
+                """Where the sums of a group are, by row and vector."""
+                shape = WORDS if kind.integers else NUMBERS
+                sums = [[cgutils.alloca_once(builder, shape) for _ in vectors] for _ in found]
                 for row, row_sums in enumerate(sums):
-                    start = load_at(builder, after(builder, starts, 4 * row), NUMBER)
+                    start = ir.Constant(NUMBERS, [0.0] * LANES)
+                    if kind.offset:
+                        one = load_at(builder, after(builder, group_starts, 4 * row), NUMBER)
+                        start = in_each_lane(builder, one, NUMBERS)
+                    if kind.integers:
+                        start = builder.fptosi(start, WORDS)
                     for each in row_sums:
-                        builder.store(in_each_lane(builder, start, NUMBERS), each)
+                        builder.store(start, each)
                 with cgutils.for_range(builder, pairs) as loop:
-                    pair = builder.add(codes, _times(builder, loop.index, pair_bytes))
-                    here = _times(builder, loop.index, 4 if kind.bf16 else 8)
+                    index = builder.add(before, loop.index)
+                    pair = builder.add(codes, _times(builder, index, pair_bytes))
+                    here = _times(builder, index, 4 if kind.bf16 else 8)
                     inputs = [_inputs(builder, builder.add(row, here), kind) for row in found]
                     for vector in vectors:
                         weights = numbers(pair, vector)
                         for row_inputs, row_sums in zip(inputs, sums, strict=True):
-                            place = row_sums[vector - first]
+                            place = row_sums[vector - vectors.start]
                             total = builder.load(place)
                             for number, weight in enumerate(weights):
                                 one = row_inputs[number % len(row_inputs)]
-                                total = _add_product(builder, one, weight, total, kind.native)
+                                total = _add_product(builder, one, weight, total, kind)
                             builder.store(total, place)
-                for vector in vectors:
-                    scale = load_at(builder, after(builder, scales, VECTOR_BYTES * vector), NUMBERS)
-                    for row, row_sums in enumerate(sums):
-                        place = after(builder, totals, 4 * COLUMNS * row + VECTOR_BYTES * vector)
-                        more = builder.load(row_sums[vector - first])
-                        total = load_at(builder, place, NUMBERS)
-                        store_at(builder, place, _fused(builder, more, scale, total))
+                return sums
+
+            for first in range(0, VECTORS, together):
+                vectors = range(first, first + together)
+                places_of_totals = [
+                    [
+                        after(builder, totals, 4 * COLUMNS * row + VECTOR_BYTES * vector)
+                        for vector in vectors
+                    ]
+                    for row in range(rows)
+                ]
+                kept_totals = [
+                    [cgutils.alloca_once(builder, NUMBERS) for _ in vectors]
+                    for _ in (found if kept else ())
+                ]
+                for kept_row, row_places in zip(kept_totals, places_of_totals, strict=False):
+                    for each, place in zip(kept_row, row_places, strict=True):
+                        builder.store(load_at(builder, place, NUMBERS), each)
+                with cgutils.for_range(builder, groups) as loop:
+                    before = builder.mul(loop.index, pairs)
+                    group_starts = builder.add(starts, _times(builder, loop.index, 4 * PART_ROWS))
+                    group_scales = builder.add(scales, _times(builder, loop.index, 4 * COLUMNS))
+                    sums = multiply_pairs(vectors, before, group_starts)
+                    for vector in vectors:
+                        place = after(builder, group_scales, VECTOR_BYTES * vector)
+                        scale = load_at(builder, place, NUMBERS)
+                        for row, row_sums in enumerate(sums):
+                            more = builder.load(row_sums[vector - first])
+                            if kind.integers:
+                                more = builder.sitofp(more, NUMBERS)
+                            if kept:
+                                each = kept_totals[row][vector - first]
+                                builder.store(
+                                    _fused(builder, more, scale, builder.load(each)), each
+                                )
+                            else:
+                                place = places_of_totals[row][vector - first]
+                                total = load_at(builder, place, NUMBERS)
+                                store_at(builder, place, _fused(builder, more, scale, total))
+                for kept_row, row_places in zip(kept_totals, places_of_totals, strict=False):
+                    for each, place in zip(kept_row, row_places, strict=True):
+                        store_at(builder, place, builder.load(each))
             return context.get_dummy_value()
 
-        arguments = (address, address, types.int64, types.int64, address, address, address, address)
+        arguments = (address, address, types.int64, types.int64, types.int64, *(address,) * 4)
         return types.void(*arguments), emit
 
     return multiply_group
@@ -232,6 +302,33 @@ def row_sum(typing: Any, place: Any, pairs: Any, bf16: Any) -> tuple[Any, Any]:
     return types.float32(address, types.int64, types.boolean), emit
 
 
+@intrinsic
+def byte_sum(typing: Any, place: Any, fours: Any) -> tuple[Any, Any]:
+    """The sum of int8 inputs from an address on, four for each of `fours`; exact."""
+
+    def emit(context: Any, builder: Any, signature: Any, given: Any) -> Any:
+        place, fours = given
+        total = cgutils.alloca_once(builder, WORDS)
+        builder.store(each_word(0), total)
+        step = ir.Constant(ADDRESS, LANES)
+        with cgutils.for_range_slice(builder, ir.Constant(ADDRESS, 0), fours, step, ADDRESS) as (
+            first,
+            _,
+        ):
+            here = builder.add(place, builder.shl(first, ir.Constant(ADDRESS, 2)))
+            found = _some_words(builder, here, builder.sub(fours, first))
+            for left in (0, 8, 16, 24):
+                byte = builder.ashr(builder.shl(found, each_word(left)), each_word(24))
+                builder.store(builder.add(builder.load(total), byte), total)
+        lanes = builder.load(total)
+        found = ir.Constant(WORD, 0)
+        for lane in range(LANES):
+            found = builder.add(found, builder.extract_element(lanes, ir.Constant(WORD, lane)))
+        return builder.sitofp(found, NUMBER)
+
+    return types.float32(address, types.int64), emit
+
+
 def _some_words(builder: Any, place: Any, count: Any) -> Any:
     """16 words, of which those from `count` on are 0 and not read."""
     lanes = ir.Constant(ir.VectorType(ADDRESS, LANES), list(range(LANES)))
@@ -254,9 +351,11 @@ def _inputs(builder: Any, place: Any, kind: BlockKind) -> list[Any]:
     return [in_each_lane(builder, builder.bitcast(each, NUMBER), NUMBERS) for each in both]
 
 
-def _add_product(builder: Any, one: Any, other: Any, total: Any, native: bool) -> Any:
-    if not native:
+def _add_product(builder: Any, one: Any, other: Any, total: Any, kind: BlockKind) -> Any:
+    if not kind.native:
         return _fused(builder, one, other, total)
+    if kind.integers:  # bytes without a sign, which are the weight's, with bytes that have one
+        return _call(builder, "llvm.x86.avx512.vpdpbusd.512", WORDS, [total, other, one])
     words = [total, one, other]
     return _call(builder, "llvm.x86.avx512bf16.dpbf16ps.512", NUMBERS, words)
 
@@ -267,6 +366,11 @@ def _numbers(builder: Any, kind: BlockKind, tables: Any) -> Callable[[Any, int],
     def table(index: int, shape: Any) -> Any:
         return load_at(builder, after(builder, tables, VECTOR_BYTES * index), shape)
 
+    if kind.bits == 16:
+        assert kind.native, "a CPU without the instruction"
+        return lambda pair, vector: [
+            load_at(builder, after(builder, pair, VECTOR_BYTES * vector), WORDS)
+        ]
     if kind.native and kind.bits == 4:
         found = [
             table(index, _HALVES) for index in range(2 if kind.decoding == "two tables" else 1)

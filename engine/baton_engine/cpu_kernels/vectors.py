@@ -178,6 +178,19 @@ def power_of_2(typing: Any, exponent: Any) -> tuple[Any, _Emit]:
 
 
 @_operation
+def store_int8(typing: Any, place: Any, value: Any) -> tuple[Any, _Emit]:
+    """Store 16 integers from -128 to 127 in a byte each."""
+
+    def emit(context: Any, builder: Any, signature: Any, given: Any) -> Any:
+        octets = ir.VectorType(ir.IntType(8), LANES)
+        found = builder.trunc(builder.fptosi(given[1], WORDS), octets)
+        builder.store(found, builder.inttoptr(given[0], octets.as_pointer())).align = 1
+        return context.get_dummy_value()
+
+    return types.void(address, numbers), emit
+
+
+@_operation
 def lanes_of(typing: Any, value: Any) -> tuple[Any, _Emit]:
     """The 16 numbers as a tuple."""
 

@@ -28,6 +28,7 @@ import torch.nn.functional as F
 
 from baton_engine.attention.cpu_bf16 import multiplies_bf16
 from baton_engine.attention.exact.row_rule import HEAD_ROW_COUNTS, ROW_COUNTS, Product
+from baton_engine.cpu_kernels.quantized import multiplies_plain, multiply_rows, pack_plain
 from baton_engine.layers.quantization.cpu_products import quantized_product
 from baton_engine.layers.quantization.quantized_weight import QuantizedWeight, Weight
 
@@ -56,20 +57,23 @@ def packed_product(weight_OI: torch.Tensor, bias_O: torch.Tensor | None) -> Prod
 
 def head_product(weight_VD: torch.Tensor, bias_V: torch.Tensor | None = None) -> Product:
     """A product that gives float32 logits without a float32 copy of the weight. Logits have float32
-    precision on CUDA and for float32 weights, and 16 bits for bf16 weights on a CPU with bf16
-    products. The head has no bias."""
+    precision but where twice_product() computes them, which is 16 bits. The head has no bias."""
     assert bias_V is None
     if weight_VD.dtype == torch.float32:
         return packed_product(weight_VD, None)
     if weight_VD.device.type == "cuda":
         return lambda x_SD: torch.mm(x_SD, weight_VD.t(), out_dtype=torch.float32)
+    if multiplies_plain() and weight_VD.dtype == torch.bfloat16 and weight_VD.shape[1] % 2 == 0:
+        packed = pack_plain(weight_VD)
+        return lambda x_SD: multiply_rows(x_SD, packed, torch.float32)
     if multiplies_bf16() and packable(weight_VD):
         return twice_product(weight_VD)
     return widened_product(weight_VD)
 
 
 def twice_product(weight_VD: torch.Tensor) -> Product:
-    """Compute the product twice. A CPU adds bf16 products in float32, but torch returns the sums
+    """Compute the product twice, on CPUs for which our kernel is not the faster way (see
+    multiplies_plain()). A CPU adds bf16 products in float32, but torch returns the sums
     rounded to bf16. The second time, the first result is subtracted before rounding, which leaves
     the part that rounding lost (see `attention.cpu_bf16`)."""
     multiply = torch.ops.mkldnn._linear_pointwise

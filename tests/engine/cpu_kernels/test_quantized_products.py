@@ -15,6 +15,7 @@ import torch
 from baton_engine.config.quantization.scheme import BITS, Numbers
 from baton_engine.cpu_kernels.openmp import inlined
 from baton_engine.cpu_kernels.quantized_block import BlockKind, Decoding, group_product
+from baton_engine.cpu_kernels.rounded_rows import int8_rows
 from baton_engine.cpu_kernels.vectors import COLUMNS
 from baton_engine.layers.experts import (
     ClampedSwiGLU,
@@ -28,6 +29,7 @@ from baton_engine.layers.quantization.cpu_products import quantized_product
 from baton_engine.layers.quantization.quantized_weight import (
     TABLES,
     QuantizedWeight,
+    input_codes,
     quantized_twin,
 )
 from tests.support.engines.kernels import assert_close, noise, poisoned
@@ -133,6 +135,25 @@ def test_inputs_are_rounded_and_ordered_as_the_weight_asks(
         assert_close(quantized_product(weight, None, torch.float32)(x), twin)
 
 
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_codes_of_int8_inputs_are_the_twins_to_the_bit(dtype: torch.dtype) -> None:
+    x = rows_of(Case(1, 36, 0), 9, dtype)
+    x[4] = 0
+    for scale in (None, 0.01):
+        twin, twin_scales = input_codes(x, "int8", scale)
+        codes, scales = int8_rows(x, scale)
+        assert torch.equal(codes, twin.to(torch.int8))
+        assert torch.equal(scales, twin_scales.flatten())
+
+
+def test_a_row_of_int8_inputs_has_the_same_bits_among_any_rows() -> None:
+    case = Case(130, 96, 32)
+    weight = dataclasses.replace(make("int8", case), activations="int8")
+    x, product = rows_of(case, 33, torch.bfloat16), quantized_product(weight, None)
+    whole = product(x)
+    assert torch.equal(torch.cat([product(row) for row in torch.split(x, 1)]), whole)
+
+
 def test_a_group_that_ends_within_a_pair_is_computed_by_the_twin() -> None:
     case = Case(64, 96, 3)
     weight, x = make("int8", case), rows_of(case, 3, torch.float32)
@@ -197,7 +218,7 @@ def test_sums_have_the_same_bits_with_any_registers_and_instructions(
         table = torch.cat([exact, exact]).bfloat16() if use_native else exact
         totals = torch.zeros(2, COLUMNS)
         _called(group_product(2, kind, unpacked=False))(
-            *(codes.data_ptr(), places.ctypes.data, 0, pairs, table.data_ptr()),
+            *(codes.data_ptr(), places.ctypes.data, 0, pairs, 1, table.data_ptr()),
             *(starts.data_ptr(), scales.data_ptr(), totals.data_ptr()),
         )
         found.append(totals)
@@ -211,11 +232,12 @@ def _called(multiply: Any) -> Any:
         places: int,
         offset: int,
         pairs: int,
+        groups: int,
         tables: int,
         starts: int,
         scales: int,
         totals: int,
     ) -> None:
-        multiply(codes, places, offset, pairs, tables, starts, scales, totals)
+        multiply(codes, places, offset, pairs, groups, tables, starts, scales, totals)
 
     return inlined(call)

@@ -9,11 +9,17 @@ from typing import Any
 import pytest
 import torch
 
+from baton_engine.attention.cpu_bf16 import multiplies_bf16
 from baton_engine.build import build_runner
 from baton_engine.config.engine_config import DType, TorchSettings
 from baton_engine.config.families import read_config
 from baton_engine.interface import PromptAsk, Row
-from baton_engine.layers.linear_method import HEAD_ROWS, head_product, widened_product
+from baton_engine.layers.linear_method import (
+    HEAD_ROWS,
+    head_product,
+    twice_product,
+    widened_product,
+)
 from baton_engine.layers.rotary import Rope, inverse_frequencies, rotate
 from baton_protocol.ids import BlockId
 from baton_protocol.sampling import SamplingParams
@@ -118,6 +124,9 @@ def test_logits_of_a_bfloat16_head_are_not_rounded_to_bfloat16(vocab: int) -> No
     assert logits_SV.dtype == torch.float32
     assert exact_SV.abs().max() > 16
     torch.testing.assert_close(logits_SV.double(), exact_SV, rtol=2**-16, atol=1e-4)
+    if multiplies_bf16():  # the path of CPUs with AMX
+        twice_SV = twice_product(head_VD)(x_SD)
+        torch.testing.assert_close(twice_SV.double(), exact_SV, rtol=2**-16, atol=1e-4)
     # The path of CPUs without bfloat16 products.
     wide_SV = widened_product(head_VD)(x_SD)
     torch.testing.assert_close(wide_SV.double(), exact_SV, rtol=2**-20, atol=1e-5)

@@ -1,7 +1,8 @@
 """Products with quantized weights on a CPU, by `cpu_kernels.quantized`; elsewhere the twin.
 
-Inputs that a weight asks to be rounded enter the kernel as their codes, which are exact in
-bfloat16, and the scale of a row is multiplied with its sums.
+Inputs that a weight asks to be rounded enter the kernel as their codes, and the scale of a row is
+multiplied with its sums. Codes of int8 for a weight in int8 stay integers where the CPU multiplies
+them; others are exact in bfloat16.
 
 Shapes: T rows, O and I a linear's output and input size, E experts.
 """
@@ -17,10 +18,13 @@ from baton_engine.config.quantization.scheme import BITS, Numbers
 from baton_engine.cpu_kernels.quantized import (
     PackedWeight,
     can_pack,
+    can_pack_integers,
     multiply_rows,
+    pack_integers,
     pack_weight,
     signed_halves,
 )
+from baton_engine.cpu_kernels.rounded_rows import int8_rows
 from baton_engine.layers.quantization.quantized_weight import (
     TABLES,
     QuantizedWeight,
@@ -57,10 +61,11 @@ class Inputs:
     order_I: torch.Tensor | None
     activations: Numbers | None
     input_scale: float | None
+    integers: bool = False
 
     @classmethod
     def of(cls, weight: QuantizedWeight) -> Inputs:
-        return cls(weight.order_I, weight.activations, weight.input_scale)
+        return cls(weight.order_I, weight.activations, weight.input_scale, _are_integers(weight))
 
     def __call__(self, x_TI: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor | None]:
         """The numbers that are multiplied, and the scale of each row's sums, if there are any."""
@@ -68,8 +73,20 @@ class Inputs:
             x_TI = x_TI[:, self.order_I]
         if self.activations is None:
             return x_TI, None
+        if self.integers:
+            return int8_rows(x_TI, self.input_scale)
         codes_TI, scale_T1 = input_codes(x_TI, self.activations, self.input_scale)
         return codes_TI.to(x_TI.dtype), scale_T1.flatten()
+
+
+def _are_integers(weight: QuantizedWeight) -> bool:
+    """Whether both the weight and its inputs are integers that kernels multiply as such."""
+    return (
+        weight.numbers == "int8"
+        and weight.activations == "int8"
+        and weight.shifts_OG is None
+        and can_pack_integers(weight.group, weight.inputs)
+    )
 
 
 def packed_weight(weight: QuantizedWeight, bias_EO: torch.Tensor | None) -> PackedWeight:
@@ -81,6 +98,12 @@ def packed_weight(weight: QuantizedWeight, bias_EO: torch.Tensor | None) -> Pack
     )
     assert codes_EOJ is not None
     assert scales_EOG is not None
+    if _are_integers(weight):
+        of_expert = codes_EOJ
+        return pack_integers(
+            *(lambda expert, outputs: of_expert[expert, outputs], scales_EOG, bias_EO),
+            *(weight.group, weight.inputs),
+        )
 
     def codes_of(expert: int, outputs: slice) -> torch.Tensor:
         codes_OJ = codes_EOJ[expert, outputs]
