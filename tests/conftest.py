@@ -62,7 +62,7 @@ def demo_model() -> Path:
 
 def pytest_configure(config: pytest.Config) -> None:
     config.pluginmanager.register(UnitGuard())
-    fork_server.install()
+    fork_server.install(workers=not NEEDS["gpu"].present())
 
 
 @pytest.hookimpl(tryfirst=True)  # before -m looks
