@@ -7,7 +7,7 @@ to 21 GB/s, and with pages of 2 MiB 28 to 31. Linux gives these to memory that a
 weights take parts of larger areas, which do.
 
 What the layers' codes had before they are packed is free then, but glibc keeps it for later
-allocations. As there is none of that size, it is returned to the system with each new area.
+allocations. As there is none of that size, it is returned to the system with each large tensor.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ import weakref
 
 import torch
 
-PAGE, AREA = 1 << 21, 1 << 22
+PAGE, AREA, LARGE = 1 << 21, 1 << 25, 1 << 22
 ALIGNMENT = 64  # of a tensor, a cache line
 
 _lock = threading.Lock()
@@ -42,6 +42,8 @@ def empty(*shape: int, dtype: torch.dtype) -> torch.Tensor:
 def _take(size: int) -> tuple[mmap.mmap, int]:
     """An area, and where it has room for `size` bytes."""
     global _last, _begin
+    if size >= LARGE:
+        _return_free_memory()
     with _lock:
         area = None if _last is None else _last()
         if area is None or _begin + size > len(area):
@@ -49,7 +51,6 @@ def _take(size: int) -> tuple[mmap.mmap, int]:
                 -1, max(size, AREA) + PAGE, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS
             )
             area.madvise(mmap.MADV_HUGEPAGE)
-            _return_free_memory()
             _last = weakref.ref(area)
             _begin = -ctypes.addressof(ctypes.c_char.from_buffer(area)) % PAGE
         found = _begin
