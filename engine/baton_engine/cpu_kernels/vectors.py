@@ -38,6 +38,7 @@ COLUMNS = 64  # outputs of a block of weights
 address = types.int64
 
 _MASK = ir.VectorType(ir.IntType(1), LANES)
+_BYTES = ir.VectorType(ir.IntType(8), LANES)
 
 _Emit = Any  # (context, builder, signature, arguments) -> value
 
@@ -167,6 +168,38 @@ def nearest_integer(typing: Any, value: Any) -> tuple[Any, _Emit]:
 
 
 @_operation
+def magnitudes(typing: Any, value: Any) -> tuple[Any, _Emit]:
+    """The bits of the absolute numbers: as integers, they have the numbers' order, with infinity
+    and NaN above all others."""
+
+    def emit(context: Any, builder: Any, signature: Any, given: Any) -> Any:
+        return builder.and_(builder.bitcast(given[0], WORDS), each_word(0x7FFFFFFF))
+
+    return words(numbers), emit
+
+
+@_operation
+def larger_words(typing: Any, one: Any, other: Any) -> tuple[Any, _Emit]:
+    def emit(context: Any, builder: Any, signature: Any, given: Any) -> Any:
+        return builder.select(builder.icmp_unsigned(">", *given), *given)
+
+    return words(words, words), emit
+
+
+@_operation
+def largest_word(typing: Any, value: Any) -> tuple[Any, _Emit]:
+    """The largest of 16 words, as an int64."""
+
+    def emit(context: Any, builder: Any, signature: Any, given: Any) -> Any:
+        kind = ir.FunctionType(WORD, [WORDS])
+        name = f"llvm.vector.reduce.umax.v{LANES}i32"
+        function = cgutils.get_or_insert_function(builder.module, kind, name)
+        return builder.zext(builder.call(function, given), ir.IntType(64))
+
+    return types.int64(words), emit
+
+
+@_operation
 def power_of_2(typing: Any, exponent: Any) -> tuple[Any, _Emit]:
     """2 to the power of integers from -127 to 128; 0 for -127, infinity for 128."""
 
@@ -215,6 +248,56 @@ def store_bf16(typing: Any, place: Any, value: Any) -> tuple[Any, _Emit]:
         return context.get_dummy_value()
 
     return types.void(address, numbers), emit
+
+
+@_operation
+def load_int8(typing: Any, place: Any) -> tuple[Any, _Emit]:
+    """16 integers of a byte each."""
+
+    def emit(context: Any, builder: Any, signature: Any, given: Any) -> Any:
+        value = builder.load(builder.inttoptr(given[0], _BYTES.as_pointer()), typ=_BYTES)
+        value.align = 1
+        return builder.sitofp(value, NUMBERS)
+
+    return numbers(address), emit
+
+
+@_operation
+def store_int8(typing: Any, place: Any, value: Any) -> tuple[Any, _Emit]:
+    """Store 16 integers from -128 to 127 as a byte each."""
+
+    def emit(context: Any, builder: Any, signature: Any, given: Any) -> Any:
+        integers = builder.trunc(builder.fptosi(given[1], WORDS), _BYTES)
+        builder.store(integers, builder.inttoptr(given[0], _BYTES.as_pointer())).align = 1
+        return context.get_dummy_value()
+
+    return types.void(address, numbers), emit
+
+
+@_operation
+def load_byte(typing: Any, place: Any) -> tuple[Any, _Emit]:
+    """One int8, as an int64."""
+
+    def emit(context: Any, builder: Any, signature: Any, given: Any) -> Any:
+        kind = ir.IntType(8)
+        value = builder.load(builder.inttoptr(given[0], kind.as_pointer()), typ=kind)
+        value.align = 1
+        return builder.sext(value, ADDRESS)
+
+    return types.int64(address), emit
+
+
+@_operation
+def store_byte(typing: Any, place: Any, value: Any) -> tuple[Any, _Emit]:
+    """Store an int64 from -128 to 127 as a byte."""
+
+    def emit(context: Any, builder: Any, signature: Any, given: Any) -> Any:
+        kind = ir.IntType(8)
+        pointer = builder.inttoptr(given[0], kind.as_pointer())
+        builder.store(builder.trunc(given[1], kind), pointer).align = 1
+        return context.get_dummy_value()
+
+    return types.void(address, types.int64), emit
 
 
 @_operation

@@ -42,8 +42,9 @@ def encoded(x: torch.Tensor, code: torch.dtype) -> tuple[torch.Tensor, torch.Ten
 
 def decoded(codes: torch.Tensor, exponents: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
     """Return the numbers [..., H] in `dtype`, float32 or bfloat16."""
-    numbers = torch.ldexp(codes.float(), exponents.int())
-    return numbers.masked_fill_(exponents == NOT_FINITE, torch.nan).to(dtype)
+    numbers = torch.ldexp(codes.float(), exponents.int()).to(dtype)
+    # After the conversion, which gives NaN other bits.
+    return numbers.masked_fill_(exponents == NOT_FINITE, torch.nan)
 
 
 def rounded(x: torch.Tensor, code: torch.dtype = torch.int8) -> torch.Tensor:
