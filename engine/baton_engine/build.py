@@ -35,6 +35,7 @@ from baton_engine.models.model import Model
 from baton_engine.models.registry import build_model
 from baton_engine.progress import ProgressLine
 from baton_engine.runner.cuda_card import CudaCard
+from baton_engine.runner.encoded_memory import EncodedMemory
 from baton_engine.runner.forward import forward_steps
 from baton_engine.runner.model_runner import TorchRunner
 from baton_engine.runner.plan import EnginePlan, make_plan
@@ -91,7 +92,12 @@ def build_torch(
         eos_ids=plan.config.eos_ids,
         exact="bitwise" if plan.exact else "numeric",
     )
-    engine = EngineCore(info, runner, _host_memory(runner.memory, plan), overlap=plan.overlap)
+    memory = runner.memory
+    engine = EngineCore(
+        *(info, runner, _host_memory(memory, plan)),
+        stored=memory if plan.layout.codec == "none" else EncodedMemory(memory),
+        overlap=plan.overlap,
+    )
     _log_ready(info, plan, runner.buckets, time.monotonic() - started)
     return engine
 

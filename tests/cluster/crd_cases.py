@@ -160,6 +160,7 @@ BAD: tuple[Bad, ...] = (
         "spec.engine.quantization",
         '"fp8", "int4"',
     ),
+    Bad("an unknown codec", engine(storeCodec="int4"), "spec.engine.storeCodec", '"int8", "none"'),
     Bad(
         "a text for batch invariance",
         engine(batchInvariant="on"),

@@ -158,6 +158,9 @@ EDITS = (
         NODES,
         "--batch-invariant=on",
     ),
+    Edit(
+        "engine.storeCodec", {"engine": {"kind": "sim", "storeCodec": "int8"}}, NODES, "codec=int8"
+    ),
     Edit("engine.blockSize", {"engine": {"kind": "sim", "blockSize": 32}}, NODES, "block-size=32"),
     Edit("engine.chunkBlocks", {"engine": {"kind": "sim", "chunkBlocks": 4}}, NODES, "blocks=4"),
     Edit("engine.maxModelLen", {"engine": {"kind": "sim", "maxModelLen": 99}}, NODES, "-len=99"),

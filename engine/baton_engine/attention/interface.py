@@ -96,11 +96,13 @@ def table_rows(batch: StepBatch, group: int) -> list[TableRow]:
 class KVSlots:
     """Where a step's tokens have their KV of one layer: K of token t at k[s // B, :, s % B], with
     s = slots_T[t], and V at the same place of v. The KV of a token with a negative slot is not
-    stored. Both are views of the pool (see `layer_kv`)."""
+    stored. Both are views of the pool (see `layer_kv`). With `rounds`, K and V are stored as
+    `eight_bits.rounded` has them in int8 (see KVLayout.codec)."""
 
     k_PKBH: torch.Tensor
     v_PKBV: torch.Tensor
     slots_T: torch.Tensor  # int64
+    rounds: bool = False
 
 
 class StepAttention(Protocol):

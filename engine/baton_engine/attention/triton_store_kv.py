@@ -14,6 +14,7 @@ import triton
 import triton.language as tl
 
 from baton_engine.attention.interface import KVSlots
+from baton_engine.attention.triton_eight_bits import magnitude, rounded_to_codes
 
 
 def store_kv(slots: KVSlots, k_TKH: torch.Tensor, v_TKV: torch.Tensor | None) -> None:
@@ -32,6 +33,7 @@ def store_kv(slots: KVSlots, k_TKH: torch.Tensor, v_TKV: torch.Tensor | None) ->
         DIM_P=triton.next_power_of_2(dim),
         VALUE=value_dim,
         VALUE_P=triton.next_power_of_2(max(value_dim, 1)),
+        ROUNDS=slots.rounds,
         num_warps=1,
     )
 
@@ -56,6 +58,7 @@ def _store_kv(
     DIM_P: tl.constexpr,
     VALUE: tl.constexpr,
     VALUE_P: tl.constexpr,
+    ROUNDS: tl.constexpr,
 ) -> None:
     token = tl.program_id(0).to(tl.int64)
     head = tl.program_id(1)
@@ -64,12 +67,20 @@ def _store_kv(
         return
     dim_D = tl.arange(0, DIM_P)
     live_D = dim_D < DIM
-    k_D = tl.load(k_TKH + token * k_token + head * k_head + dim_D, mask=live_D)
+    k_D = tl.load(k_TKH + token * k_token + head * k_head + dim_D, mask=live_D, other=0.0)
+    if ROUNDS:
+        wide_D = k_D.to(tl.float32)
+        k_D = rounded_to_codes(wide_D, tl.max(magnitude(wide_D), axis=0)).to(k_D.dtype)
     place = slot // BLOCK * k_block + head * k_row + slot % BLOCK * DIM
     tl.store(k_PKBH + place + dim_D, k_D, mask=live_D)
     if VALUE > 0:
         value_D = tl.arange(0, VALUE_P)
         live_value_D = value_D < VALUE
-        v_D = tl.load(v_TKV + token * v_token + head * v_head + value_D, mask=live_value_D)
+        v_D = tl.load(
+            v_TKV + token * v_token + head * v_head + value_D, mask=live_value_D, other=0.0
+        )
+        if ROUNDS:
+            wide_D = v_D.to(tl.float32)
+            v_D = rounded_to_codes(wide_D, tl.max(magnitude(wide_D), axis=0)).to(v_D.dtype)
         place = slot // BLOCK * v_block + head * v_row + slot % BLOCK * VALUE
         tl.store(v_PKBV + place + value_D, v_D, mask=live_value_D)

@@ -20,6 +20,7 @@ from typing import Annotated, Any, ClassVar, Literal, Self
 from baton_engine.config.quantization.online import Quantization
 from baton_engine.errors import SettingsError
 from baton_protocol.errors import exact
+from baton_protocol.layout import StoreCodec
 from baton_protocol.options import ByteSize, option, option_of
 
 # The type of options that name a device.
@@ -90,6 +91,12 @@ class EngineConfig:
         1,
         "values per chunk, split by KV heads; must divide their number",
         least=1,
+    )
+    store_codec: StoreCodec = option(
+        "none",
+        "int8: the KV store has K and V in 8 bits, about half of bfloat16's bytes; each row is"
+        " rounded when it is computed, so that KV from the store has the same bits as KV computed"
+        " here",
     )
     overcommit: bool = option(
         False,

@@ -39,7 +39,13 @@ from baton_engine.cpu_kernels.vectors import (
     take_next,
     zeros,
 )
-from baton_engine.kv.eight_bits import CODE_BITS, LARGEST_INT8, LOWEST_EXPONENT, NOT_FINITE
+from baton_engine.kv.eight_bits import (
+    CODE_BITS,
+    LARGEST_INT8,
+    LOWEST_EXPONENT,
+    NOT_FINITE,
+    rounded,
+)
 
 # A piece: the addresses of its numbers, codes and exponents, the number of rows, and H.
 Pieces = npt.NDArray[np.int64]  # [N, 5]
@@ -88,9 +94,14 @@ def decode_rows(codes: torch.Tensor, exponents: torch.Tensor, dtype: torch.dtype
     return x
 
 
-def round_rows(x: torch.Tensor) -> None:
-    """eight_bits.rounded() in place, on torch's threads, for contiguous rows."""
-    _run(bf16_round if x.dtype == torch.bfloat16 else fp32_round, x, None, None)
+def rounded_rows(x: torch.Tensor) -> torch.Tensor:
+    """eight_bits.rounded() in int8, a new contiguous tensor: on a CPU by a kernel, on torch's
+    threads, if there is one."""
+    if x.device.type != "cpu" or not can_encode(x.dtype, x.shape[-1]):
+        return rounded(x).contiguous()
+    y = x.clone(memory_format=torch.contiguous_format)
+    _run(bf16_round if x.dtype == torch.bfloat16 else fp32_round, y, None, None)
+    return y
 
 
 def _run(

@@ -14,6 +14,7 @@ import numba
 import numpy as np
 import torch
 
+from baton_engine.cpu_kernels.eight_bits import round_row
 from baton_engine.cpu_kernels.llvm_values import LANES
 from baton_engine.cpu_kernels.norm import norm_scale
 from baton_engine.cpu_kernels.numbers import number_at, store_numbers
@@ -34,14 +35,14 @@ from baton_engine.cpu_kernels.vectors import (
 # The argument of the kernels. The addresses are of arrays: `heads` [T, Z, H], `q` [T, N, H], `cos`
 # and `sin` [T, `half`] with half = R / 2, `weights` float32 [X, H] or 0, `slots` int64 [T]. `keys`
 # and `values` are a layer's K and V, in blocks of `block` slots. The steps are the bytes from one
-# block, head and slot to the next in both.
+# block, head and slot to the next in both. `rounds` is 1 or 0.
 _TASK = np.dtype(
     [
         COUNTER,
         *((name, np.int64) for name in ("tokens", "queries", "kv_heads", "dim", "half")),
         *((name, np.int64) for name in ("heads", "q", "cos", "sin", "weights", "slots")),
         *((name, np.int64) for name in ("keys", "values", "block")),
-        *((name, np.int64) for name in ("block_step", "head_step", "slot_step")),
+        *((name, np.int64) for name in ("block_step", "head_step", "slot_step", "rounds")),
         ("eps", np.float32),
     ],
     align=True,
@@ -69,10 +70,13 @@ def rotate_store(
     rope: tuple[torch.Tensor, torch.Tensor],
     kv: tuple[torch.Tensor, torch.Tensor],
     slots_T: torch.Tensor,
+    *,
+    rounds: bool = False,
 ) -> torch.Tensor:
     """Return rotated q [T, N, H], and rotate k in place. `norm` has weights [X, H] and eps. `kv`
     are views of a layer's K and V in the pool, [P, K, B, H] of the same dtype and strides. Token t
-    is stored at [s // B, :, s % B] with s = `slots_T`[t], unless s is negative.
+    is stored at [s // B, :, s % B] with s = `slots_T`[t], unless s is negative; with `rounds`, as
+    eight_bits.rounded() has it.
 
     Raises ValueError for a pool of another dtype: the kernel would write past its slots."""
     keys, values = kv
@@ -92,7 +96,7 @@ def rotate_store(
         *(NONE_TAKEN, tokens, num_heads, (all_heads - num_heads) // 2, dim, cos.shape[-1]),
         *(heads_TZH.data_ptr(), q_TNH.data_ptr(), cos.data_ptr(), sin.data_ptr()),
         *(0 if weights is None else weights.data_ptr(), slots_T.data_ptr()),
-        *(keys.data_ptr(), values.data_ptr(), keys.shape[2], *steps, eps),
+        *(keys.data_ptr(), values.data_ptr(), keys.shape[2], *steps, rounds, eps),
     )
     function = bf16_rotate_store if heads_TZH.dtype == torch.bfloat16 else fp32_rotate_store
     run_kernel(function, task)
@@ -127,8 +131,13 @@ def _rotate_store_tokens(pointer: Any, bf16: bool) -> None:
             _rotate(task, token, key, task.queries + head, wide.ctypes.data, key, bf16)
             if slot >= 0:
                 target = place + head * task.head_step
-                _copy(key, task.keys + target, task.dim, bf16)
-                _copy(key + row * task.kv_heads, task.values + target, task.dim, bf16)
+                value = key + row * task.kv_heads
+                if task.rounds:
+                    round_row(key, task.keys + target, task.dim, bf16)
+                    round_row(value, task.values + target, task.dim, bf16)
+                else:
+                    _copy(key, task.keys + target, task.dim, bf16)
+                    _copy(value, task.values + target, task.dim, bf16)
         token = take_next(pointer)
 
 

@@ -152,7 +152,7 @@ class TorchOps:
             slots = attention.slots(layer)
             weights = None if norm is None else (norm.weight_XH, norm.eps)
             places = (slots.k_PKBH, slots.v_PKBV), slots.slots_T
-            q_TNH = rotate_store(heads_TZH, num_heads, weights, rope, *places)
+            q_TNH = rotate_store(heads_TZH, num_heads, weights, rope, *places, rounds=slots.rounds)
             k_TKH, v_TKH = heads_TZH[:, num_heads:both], heads_TZH[:, both:]
             return attention.attend(layer, q_TNH, k_TKH, v_TKH, stored=True, sinks_N=sinks_N)
         qk_TXH = heads_TZH[:, :both]

@@ -16,6 +16,7 @@ import triton
 import triton.language as tl
 
 from baton_engine.attention.interface import KVSlots
+from baton_engine.attention.triton_eight_bits import magnitude, rounded_to_codes
 from baton_engine.layers.rotary import HeadNorm, RopeTables
 
 # Maximum number of heads per program: 16 heads of 128 are 2,048 numbers, enough for 4 warps.
@@ -49,6 +50,7 @@ def rotate_store(
         ROTARY=cos_T1R.shape[-1],
         HALF_P=triton.next_power_of_2(dim // 2),
         HEADS=heads,
+        ROUNDS=slots.rounds,
     )
 
 
@@ -74,6 +76,7 @@ def _rotate_store(
     ROTARY: tl.constexpr,
     HALF_P: tl.constexpr,
     HEADS: tl.constexpr,
+    ROUNDS: tl.constexpr,
 ) -> None:
     KV: tl.constexpr = (ALL - QUERIES) // 2
     token = tl.program_id(0).to(tl.int64)
@@ -107,6 +110,12 @@ def _rotate_store(
     tl.store(at + low, first, mask=qk)
     tl.store(at + high, second, mask=qk)
 
+    if ROUNDS:
+        # Numbers outside are 0.
+        a, b = first.to(tl.float32), second.to(tl.float32)
+        largest = tl.max(tl.maximum(magnitude(a), magnitude(b)), axis=1)[:, None]
+        first = rounded_to_codes(a, largest).to(kind)
+        second = rounded_to_codes(b, largest).to(kind)
     slot = tl.load(slots_ptr + token)
     kept = inside & (head >= QUERIES) & (slot >= 0)
     part, kv_head = (head - QUERIES) // KV, (head - QUERIES) % KV

@@ -151,6 +151,7 @@ def layout_of(settings: TorchSettings, config: ModelConfig) -> KVLayout:
         block_size=settings.block_size,
         chunk_blocks=settings.chunk_blocks or 1,
         kv_shards=settings.kv_shards,
+        codec=settings.store_codec,
         groups=groups_of(config, dtype),
     )
     if layout.undivided is not None:

@@ -142,6 +142,7 @@ def _settings(pool: Pool, revision: str, folder: str) -> dict[str, str | int | N
         "dtype": engine.dtype,
         "quantization": engine.quantization,
         "batch-invariant": _switch(engine.batch_invariant),
+        "store-codec": engine.store_codec,
         "block-size": engine.block_size,
         "chunk-blocks": engine.chunk_blocks,
         "max-model-len": engine.max_model_len,

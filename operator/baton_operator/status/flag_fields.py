@@ -19,6 +19,7 @@ _NODES = {
     "dtype": ("engine.dtype",),
     "quantization": ("engine.quantization",),
     "batch-invariant": ("engine.batchInvariant",),
+    "store-codec": ("engine.storeCodec",),
     "block-size": ("engine.blockSize",),
     "chunk-blocks": ("engine.chunkBlocks",),
     "max-model-len": ("engine.maxModelLen",),

@@ -58,6 +58,7 @@ def test_the_torch_engine_gets_every_engine_setting_of_the_node() -> None:
         "block_size": 7,
         "chunk_blocks": 8,
         "kv_shards": 9,
+        "store_codec": "int8",
         "max_batched_tokens": 10,
         "max_num_seqs": 11,
         "max_model_len": 12,

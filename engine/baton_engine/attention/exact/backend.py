@@ -68,7 +68,9 @@ class TorchAttention:
             alike.setdefault(_shape(spec), []).append(layer)
         layers = {}
         for members in alike.values():
-            kv = PagedKV({layer: views[layer] for layer in members}, specs[members[0]], sizes)
+            own = {layer: views[layer] for layer in members}
+            rounds = memory.layout.codec != "none"
+            kv = PagedKV(own, specs[members[0]], sizes, rounds=rounds)
             products = BatchedProducts.for_heads(
                 *(kv.dtype, kv.device, kv.head_dim),
                 value_dim=kv.value_dim,
@@ -136,7 +138,8 @@ class TorchStep:
     def slots(self, layer: int) -> KVSlots:
         each = self._layers[layer]
         views = each.kv.layers[layer]
-        return KVSlots(views.k_PKBH, views.v_PKBV, self._slots[each.group])
+        slots_T, rounds = self._slots[each.group], each.kv.rounds
+        return KVSlots(views.k_PKBH, views.v_PKBV, slots_T, rounds)
 
     def attend(
         self,

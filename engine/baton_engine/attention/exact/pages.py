@@ -22,6 +22,7 @@ import torch
 from baton_engine.attention.layer_kv import LayerKV
 from baton_engine.config.model_config import AttentionSpec
 from baton_engine.config.step_sizes import KEYS_COPIED, SCORES_AT_ONCE
+from baton_engine.cpu_kernels.eight_bits import rounded_rows
 from baton_engine.kv.staging import stage
 
 Positions = npt.NDArray[np.int64]
@@ -96,13 +97,19 @@ class RowIndexes:
 
 class PagedKV:
     """The pool by page and by slot, for layers of one shape, that of `spec`. `layers` has the views
-    of each."""
+    of each. `rounds` is that of KVSlots."""
 
     def __init__(
-        self, layers: Mapping[int, LayerKV], spec: AttentionSpec, sizes: Sizes = SIZES
+        self,
+        layers: Mapping[int, LayerKV],
+        spec: AttentionSpec,
+        sizes: Sizes = SIZES,
+        *,
+        rounds: bool = False,
     ) -> None:
         first = next(iter(layers.values()))
         self.sizes = sizes
+        self.rounds = rounds
         self.layers = layers
         self.device = first.k_PKBH.device
         self.dtype = first.k_PKBH.dtype
@@ -136,6 +143,9 @@ class PagedKV:
         self, layer: int, targets: RowIndexes, k_TKH: torch.Tensor, v_TKV: torch.Tensor | None
     ) -> None:
         """Store K and V at the indexes `targets` from slot_rows()."""
+        if self.rounds:
+            k_TKH = rounded_rows(k_TKH)
+            v_TKV = None if v_TKV is None else rounded_rows(v_TKV)
         self._k.slots[layer].index_copy_(0, targets.k, k_TKH.reshape(-1, self.head_dim))
         if v_TKV is not None:
             self._v.slots[layer].index_copy_(0, targets.v, v_TKV.reshape(-1, self.value_dim))
