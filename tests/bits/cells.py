@@ -166,6 +166,7 @@ class Bench:
     device: str = "cpu"
     thorough: bool = True
     origins: list[Origin] | None = None
+    store_codec: str = "none"
 
     def some(self, values: Sequence[int]) -> Sequence[int]:
         return values if self.thorough else values[1::4]
@@ -177,7 +178,8 @@ class Bench:
     def engine(self, **settings: Any) -> EngineCore:
         if self.origins is not None:
             settings["enforce_eager"] = True  # a replayed graph calls no part of the model
-        engine = small_engine(self.folder, **self.exact, **{"kv_blocks": 300, **settings})
+        chosen = {"kv_blocks": 300, "store_codec": self.store_codec, **settings}
+        engine = small_engine(self.folder, **self.exact, **chosen)
         assert engine.info.exact == "bitwise"
         if self.origins is not None:
             self.origins.append(Origin.of(engine))

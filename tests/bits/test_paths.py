@@ -24,6 +24,10 @@ SMOKE = list(
     islice(zip(cycle(MODELS), cycle(DTYPES), cycle(ALL_PATHS)), max(len(MODELS), len(ALL_PATHS)))
 )
 
+# KV that is rounded for the store's codec: the same models on the same paths, of which `make test`
+# runs a hand-off and a lost node.
+QUICK_CODEC = [("llama-gqa4", "bfloat16", "handed off"), ("llama-head64", "bfloat16", "lost")]
+
 
 def marks_of(path: str) -> tuple[pytest.MarkDecorator, ...]:
     return (pytest.mark.integration,) if path in STORE_PATHS else ()
@@ -79,6 +83,18 @@ def test_a_request_has_the_bits_that_it_has_alone(
     model: str, dtype: str, path: str, bench_of: Callable[..., Bench]
 ) -> None:
     check(replace(bench_of(model, dtype, path), thorough=False), path)
+
+
+@pytest.mark.shows("bitwise")
+@pytest.mark.parametrize(
+    ("model", "dtype", "path"),
+    [pytest.param(*each, marks=marks_of(each[2])) for each in QUICK_CODEC]
+    + [pytest.param(*each, marks=(pytest.mark.long, *marks_of(each[2]))) for each in SMOKE],
+)
+def test_a_codec_of_the_store_gives_a_request_the_bits_that_it_has_alone(
+    model: str, dtype: str, path: str, bench_of: Callable[..., Bench]
+) -> None:
+    check(replace(bench_of(model, dtype, path), thorough=False, store_codec="int8"), path)
 
 
 @pytest.mark.long

@@ -23,7 +23,8 @@ def magnitude(x: tl.tensor) -> tl.tensor:
 @triton.jit
 def rounded_to_codes(x: tl.tensor, largest: tl.tensor) -> tl.tensor:
     """`largest` is the largest magnitude() of the row of x, and broadcasts to x."""
-    exponent = tl.maximum((largest >> 23) - 133, -126)
+    # 121 is that of the largest float32: rows that are not finite overflow nowhere.
+    exponent = tl.minimum(tl.maximum((largest >> 23) - 133, -126), 121)
     # A power of 2 is its exponent in the bits of a float32.
     inverse = ((127 - exponent) << 23).to(tl.float32, bitcast=True)
     scale = ((127 + exponent) << 23).to(tl.float32, bitcast=True)

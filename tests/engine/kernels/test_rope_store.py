@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 import pytest
@@ -10,6 +10,7 @@ import torch
 
 from baton_engine.attention.interface import KVSlots
 from baton_engine.config.model_config import RopeConfig
+from baton_engine.kv.eight_bits import rounded
 from baton_engine.layers.ops import TORCH_OPS
 from baton_engine.layers.rotary import HeadNorm, Rope, RopeTables
 from baton_engine.layers.triton_rope_store import rotate_store
@@ -179,6 +180,18 @@ def test_a_part_of_each_head_is_rotated(
 ) -> None:
     norm = HeadNorm(noise(n + k, dim, seed=4), 1e-6) if with_norm else None
     check(n, k, dim, torch.float32, norm, partial)
+
+
+@pytest.mark.parametrize(("n", "k", "dim"), SHAPES[:2])
+@pytest.mark.parametrize("partial", [1.0, 0.75])
+def test_heads_are_rounded_when_they_are_stored(n: int, k: int, dim: int, partial: float) -> None:
+    heads, pool = noise(len(POSITIONS), n + 2 * k, dim), pool_of(k, dim, torch.float32)
+    slots = replace(slots_of(pool), rounds=True)
+    rotate_store(heads, n, None, tables(dim, torch.float32, partial), slots)
+    for token, slot in enumerate(SLOTS):
+        if slot >= 0:
+            stored = pool[slot // BLOCK, LAYER, :, :, slot % BLOCK]
+            assert torch.equal(stored, rounded(heads[token, n:]).view(2, k, dim))
 
 
 def test_kv_is_stored_at_pool_offsets_beyond_int32() -> None:
