@@ -24,6 +24,7 @@ import threading
 import time
 from collections.abc import Sequence
 from contextlib import ExitStack
+from unittest.mock import patch
 
 import msgspec
 import torch
@@ -36,10 +37,11 @@ from baton_kvstore.embedded.servers import EmbeddedStore
 from baton_node.store.address import StoreAddress
 from baton_protocol.ids import BlockId, Epoch, Fingerprint, NodeId
 from baton_protocol.layout import KVLayout, StoreCodec, default_chunk_blocks
+from benchmarks.kv.handoff import KEEP_PAGES
 from benchmarks.support.figures import Verdict, exit_code, machine, ratio, spread, times_at_most
 from benchmarks.support.kv.publish_then_fetch import OneAfterTheOther
+from benchmarks.support.servers import data_servers, empty
 
-SHAPE = {"num_layers": 28, "num_kv_heads": 4, "head_dim": 128, "block_size": 16}
 # Whole chunks of 2 and of 3 blocks.
 TOKENS, QUICK_TOKENS = 4032, 1056
 PASSES, QUICK_PASSES = 7, 3
@@ -80,7 +82,7 @@ class TimedMemory:
 
 
 def memory_of(codec: StoreCodec, tokens: int) -> TimedMemory:
-    layout = KVLayout(dtype="bfloat16", chunk_blocks=1, codec=codec, **SHAPE)
+    layout = KVLayout(28, 4, 128, block_size=16, dtype="bfloat16", chunk_blocks=1, codec=codec)
     chunk_blocks = default_chunk_blocks(layout.chunk_bytes)
     layout = msgspec.structs.replace(layout, chunk_blocks=chunk_blocks)
     memory = TorchMemory(layout, tokens // layout.block_size, torch.device("cpu"))
@@ -97,13 +99,15 @@ def run(options: argparse.Namespace) -> list[Verdict]:
     coding: list[float] = []
     sizes = {}
     with ExitStack() as stack:
-        store = stack.enter_context(EmbeddedStore(STORE_MEMORY))
+        stack.enter_context(patch.dict(os.environ, KEEP_PAGES))
+        index = stack.enter_context(EmbeddedStore())
+        [data] = stack.enter_context(data_servers(1, STORE_MEMORY, None))
         memories, ways = {}, {}
         for codec in ("none", "int8"):
             memory = memories[codec] = memory_of(codec, tokens)
             address = StoreAddress(
-                index_url=store.index_url,
-                data_urls=store.data_urls,
+                index_url=index.index_url,
+                data_urls=(data.tcp,),
                 pool="default",
                 node=NodeId(codec),
                 epoch=Epoch(f"epoch-of-{codec}"),
@@ -117,6 +121,7 @@ def run(options: argparse.Namespace) -> list[Verdict]:
         for number in range(passes + 1):
             for codec, way in ways.items():
                 memory = memories[codec]
+                empty([data.tcp])
                 memory.seconds = 0.0
                 publish, fetch = way.seconds(tokens // memory.layout.chunk_tokens)
                 if number:  # the first pass warms up

@@ -26,7 +26,7 @@ SMOKE = list(
 
 # KV that is rounded for the store's codec: the same models on the same paths, of which `make test`
 # runs a hand-off and a lost node.
-QUICK_CODEC = [("llama-gqa4", "bfloat16", "handed off"), ("llama-head64", "bfloat16", "lost")]
+QUICK_CODEC = [("llama-gqa4", "bfloat16", "handed off"), ("llama-head64", "bfloat16", "node lost")]
 
 
 def marks_of(path: str) -> tuple[pytest.MarkDecorator, ...]:
