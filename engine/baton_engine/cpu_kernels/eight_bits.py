@@ -23,8 +23,10 @@ from baton_engine.cpu_kernels.openmp import COUNTER, NONE_TAKEN, inlined, run_he
 from baton_engine.cpu_kernels.vectors import (
     add,
     broadcast,
+    fma,
     larger,
     larger_words,
+    largest_bf16,
     largest_word,
     load_address,
     load_byte,
@@ -36,6 +38,7 @@ from baton_engine.cpu_kernels.vectors import (
     smaller,
     store_byte,
     store_int8,
+    store_low_bytes,
     take_next,
     zeros,
 )
@@ -58,6 +61,8 @@ _INFINITY = 0x7F800000  # the bits of a float32, of which the exponent are those
 # The stored exponent of a float32 is this much more than that of its row's codes.
 _MORE = 126 + CODE_BITS[torch.int8]
 _MOST = np.float32(LARGEST_INT8)
+# A float32 near it has no bits after the point, and the lowest byte of its bits is the difference.
+_WHOLE = np.float32(1.5 * 2**23)
 
 
 def can_encode(dtype: torch.dtype, size: int) -> bool:
@@ -210,7 +215,9 @@ def encode_row(source: int, codes: int, size: int, bf16: bool) -> int:
     else:
         inverse = power_of_2(broadcast(np.float32(-exponent)))
         for column in range(0, size, LANES):
-            store_int8(codes + column, _codes(number_at(source, column, bf16), inverse))
+            sums = fma(number_at(source, column, bf16), inverse, broadcast(_WHOLE))
+            sums = larger(smaller(sums, broadcast(_WHOLE + _MOST)), broadcast(_WHOLE - _MOST))
+            store_low_bytes(codes + column, sums)
     return exponent
 
 
@@ -244,10 +251,14 @@ def round_row(source: int, target: int, size: int, bf16: bool) -> None:
 @inlined
 def row_exponent(source: int, size: int, bf16: bool) -> int:
     """The exponent of a row of numbers: NOT_FINITE if one of them is infinite or NaN."""
-    most = magnitudes(zeros())
-    for column in range(0, size, LANES):
-        most = larger_words(most, magnitudes(number_at(source, column, bf16)))
-    largest: int = largest_word(most)
+    largest: int = 0
+    if bf16:
+        largest = largest_bf16(source, size)
+    else:
+        most = magnitudes(zeros())
+        for column in range(0, size, LANES):
+            most = larger_words(most, magnitudes(number_at(source, column, bf16)))
+        largest = largest_word(most)
     if largest >= _INFINITY:
         return NOT_FINITE
     return max((largest >> 23) - _MORE, LOWEST_EXPONENT)

@@ -179,6 +179,34 @@ def magnitudes(typing: Any, value: Any) -> tuple[Any, _Emit]:
 
 
 @_operation
+def largest_bf16(typing: Any, place: Any, count: Any) -> tuple[Any, _Emit]:
+    """The largest of the magnitudes() of `count` bfloat16 numbers, which are whole vectors, as an
+    int64."""
+
+    def emit(context: Any, builder: Any, signature: Any, given: Any) -> Any:
+        half = ir.IntType(16)
+        halves = ir.VectorType(half, LANES)
+        most = cgutils.alloca_once_value(builder, ir.Constant(halves, [0] * LANES))
+        steps = builder.udiv(given[1], ir.Constant(given[1].type, LANES))
+        with cgutils.for_range(builder, steps) as loop:
+            offset = builder.mul(loop.index, ir.Constant(ADDRESS, 2 * LANES))
+            pointer = builder.inttoptr(builder.add(given[0], offset), halves.as_pointer())
+            value = builder.load(pointer, typ=halves)
+            value.align = 2
+            value = builder.and_(value, ir.Constant(halves, [0x7FFF] * LANES))
+            so_far = builder.load(most)
+            larger = builder.icmp_unsigned(">", value, so_far)
+            builder.store(builder.select(larger, value, so_far), most)
+        kind = ir.FunctionType(half, [halves])
+        name = f"llvm.vector.reduce.umax.v{LANES}i16"
+        function = cgutils.get_or_insert_function(builder.module, kind, name)
+        largest = builder.zext(builder.call(function, [builder.load(most)]), ADDRESS)
+        return builder.shl(largest, ir.Constant(ADDRESS, 16))
+
+    return types.int64(address, types.int64), emit
+
+
+@_operation
 def larger_words(typing: Any, one: Any, other: Any) -> tuple[Any, _Emit]:
     def emit(context: Any, builder: Any, signature: Any, given: Any) -> Any:
         return builder.select(builder.icmp_unsigned(">", *given), *given)
@@ -268,6 +296,18 @@ def store_int8(typing: Any, place: Any, value: Any) -> tuple[Any, _Emit]:
 
     def emit(context: Any, builder: Any, signature: Any, given: Any) -> Any:
         integers = builder.trunc(builder.fptosi(given[1], WORDS), _BYTES)
+        builder.store(integers, builder.inttoptr(given[0], _BYTES.as_pointer())).align = 1
+        return context.get_dummy_value()
+
+    return types.void(address, numbers), emit
+
+
+@_operation
+def store_low_bytes(typing: Any, place: Any, value: Any) -> tuple[Any, _Emit]:
+    """Store the lowest byte of each number's bits."""
+
+    def emit(context: Any, builder: Any, signature: Any, given: Any) -> Any:
+        integers = builder.trunc(builder.bitcast(given[1], WORDS), _BYTES)
         builder.store(integers, builder.inttoptr(given[0], _BYTES.as_pointer())).align = 1
         return context.get_dummy_value()
 
