@@ -24,7 +24,9 @@ from baton_protocol.store import Role
 class ModelSettings(EngineConfig):
     TITLE = "model"
 
-    model: str = option("", "Hugging Face folder, or hub id (HF_ENDPOINT selects the hub)")
+    model: str = option(
+        "", "Hugging Face folder, GGUF file, or hub id (HF_ENDPOINT selects the hub)"
+    )
     served_model_name: str = option(
         "", "model name for clients (default: the folder's last component)", metavar="NAME"
     )

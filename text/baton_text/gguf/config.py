@@ -14,7 +14,9 @@ from baton_text.gguf.header import GgufError, Header, shown
 from baton_text.gguf.metadata import Metadata
 
 ARCHITECTURE = "general.architecture"
-EMBEDDING, HEAD, FIRST_QUERY_BIAS = "token_embd.weight", "output.weight", "blk.0.attn_q.bias"
+EMBEDDING, HEAD = "token_embd.weight", "output.weight"
+# All layers have these, or none.
+QUERY_BIAS, GATE_BIAS = "blk.0.attn_q.bias", "blk.0.ffn_gate.bias"
 TOKEN_IDS = ("bos", "eos", "eot", "eom")
 # What ends an answer, and not only a text.
 ENDS = ("eos", "eot", "eom")
@@ -38,9 +40,7 @@ class Architecture:
 ARCHITECTURES: Mapping[str, Architecture] = {
     "llama": Architecture("LlamaForCausalLM", "llama", "MixtralForCausalLM", "mixtral"),
     "qwen2": Architecture("Qwen2ForCausalLM", "qwen2"),
-    "qwen2moe": Architecture(
-        "", "", "Qwen2MoeForCausalLM", "qwen2_moe", normalized=False
-    ),
+    "qwen2moe": Architecture("", "", "Qwen2MoeForCausalLM", "qwen2_moe", normalized=False),
     "qwen3": Architecture("Qwen3ForCausalLM", "qwen3"),
     "qwen3moe": Architecture("", "", "Qwen3MoeForCausalLM", "qwen3_moe"),
 }
@@ -72,7 +72,8 @@ def config_of(header: Header) -> dict[str, Any]:
         "dtype": _dtype(header),
     }
     if name == "llama":
-        values["attention_bias"] = FIRST_QUERY_BIAS in header.tensors
+        values["attention_bias"] = QUERY_BIAS in header.tensors
+        values["mlp_bias"] = GATE_BIAS in header.tensors
     if experts:
         values |= _experts(metadata, name, experts, known)
     return values
@@ -137,9 +138,7 @@ def _rope(metadata: Metadata, name: str) -> dict[str, Any]:
     return found | {"rope_scaling": scaling}
 
 
-def _experts(
-    metadata: Metadata, name: str, experts: int, known: Architecture
-) -> dict[str, Any]:
+def _experts(metadata: Metadata, name: str, experts: int, known: Architecture) -> dict[str, Any]:
     values: dict[str, Any] = {
         "num_experts_per_tok": metadata.integer(f"{name}.expert_used_count"),
     }
