@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from baton_cli.errors import CommandError
+from baton_protocol.model_source import name_of_path
 from baton_text.gguf.config import config_of
 from baton_text.gguf.header import GgufError, is_gguf, read_header
 
@@ -32,7 +33,8 @@ _HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*(/[A-Za-z0-9][\w.-]*)?", re.ASCII)
 
 @dataclass(frozen=True)
 class ModelFolder:
-    """`path` is a folder, or a GGUF file. `name` is the model's name for clients unless --served-model-name sets another."""
+    """`path` is a folder, or a GGUF file. `name` is the model's name for clients unless
+    --served-model-name sets another."""
 
     path: Path
     name: str
@@ -54,7 +56,7 @@ def find_model(model: str, *, weights: bool = True) -> ModelFolder:
         path = path.absolute()
         _check_readable(path, os.R_OK)
         read_config(path)
-        return ModelFolder(path, path.stem)
+        return ModelFolder(path, name_of_path(path.name))
     if path.exists():
         raise CommandError(
             f"--model {model} is a file; give the folder that holds config.json, or a file *.gguf"

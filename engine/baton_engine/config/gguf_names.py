@@ -47,6 +47,7 @@ MIXTRAL_PARTS: Mapping[str, str] = {
     "ffn_up_exps": "block_sparse_moe.experts.{}.w3",
     "ffn_down_exps": "block_sparse_moe.experts.{}.w2",
 }
+MOST_EXPERTS = 4096
 # Computed from the config, or read with it.
 UNUSED = frozenset({"rope_freqs.weight"})
 # Endings of weights with one output, which files have without this dimension.
@@ -81,5 +82,9 @@ def checkpoint_names(tensor: Tensor, architecture: str) -> list[str]:
     named = named or PARTS.get(part) or EXPERTS.get(part)
     if named is None:
         return [tensor.name]
-    count = tensor.shape[0] if part in EXPERTS else 1
+    count = 1
+    if part in EXPERTS:
+        count = tensor.shape[0]
+        if len(tensor.shape) != 3 or count > MOST_EXPERTS:
+            return [tensor.name]
     return [f"model.layers.{layer}.{named.format(expert)}.{ending}" for expert in range(count)]

@@ -1,10 +1,11 @@
 """Content digests of a checkpoint's tensors, which identify the weights in the fingerprint. No
 torch.
 
-In: the folder. Out: one TensorDigest per tensor that determines the model. Equal content has equal
-digests, whatever its folder and sharding. Hashing takes about a second per GiB, so digests are
-cached in a hidden JSON file in the folder (for a GGUF file, beside it), or under $XDG_CACHE_HOME/baton if the folder cannot be
-written. A missing, stale or corrupt cache is computed again.
+In: the folder, or the GGUF file. Out: one TensorDigest per tensor that determines the model. Equal
+content has equal digests, whatever its folder and sharding. Hashing takes about a second per GiB,
+so digests are cached in a hidden JSON file in the folder (beside a GGUF file), or under
+$XDG_CACHE_HOME/baton if the folder cannot be written. A missing, stale or corrupt cache is computed
+again.
 
 A cached digest is valid while the file's size, mtime, ctime and inode are unchanged. ctime and
 inode detect tools that keep the mtime, and replaced files. A file that changed less than two

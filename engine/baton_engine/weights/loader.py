@@ -1,11 +1,11 @@
-"""Load a model's weights from safetensors files or a GGUF file. Every parameter needs a tensor, and every tensor a
-parameter.
+"""Load a model's weights from safetensors files or a GGUF file. Every parameter needs a tensor, and
+every tensor a parameter.
 
-In: the folder and the parameters that a model declared. Out: loaded parameters, or a WeightsError
-that names the tensors that are missing, left over, or of the wrong shape or dtype. Rotary buffers,
-a tied model's copy of the embedding and zero biases of quantized layers are optional. A tied head
-that differs from the embedding is an error. The numbers themselves are not checked: NaN or infinity
-is loaded as it is.
+In: the folder, or the GGUF file, and the parameters that a model declared. Out: loaded parameters,
+or a WeightsError that names the tensors that are missing, left over, or of the wrong shape or
+dtype. Rotary buffers, a tied model's copy of the embedding and zero biases of quantized layers are
+optional. A tied head that differs from the embedding is an error. The numbers themselves are not
+checked: NaN or infinity is loaded as it is.
 """
 
 from __future__ import annotations

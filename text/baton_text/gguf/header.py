@@ -18,7 +18,8 @@ from pathlib import Path
 from reprlib import Repr
 from typing import IO, Any
 
-SUFFIX = ".gguf"
+from baton_protocol.model_source import GGUF_SUFFIX
+
 MAGIC = b"GGUF"
 VERSIONS = (2, 3)
 # The largest vocabularies, with merges, take some 20 MB and 1.5 million values.
@@ -95,7 +96,7 @@ class Header:
 
 def is_gguf(model: Path) -> bool:
     """Whether the model is one file, and not a folder."""
-    return model.suffix.lower() == SUFFIX and model.is_file()
+    return model.suffix == GGUF_SUFFIX and model.is_file()
 
 
 def read_header(path: Path, *, tokenizer: bool = False) -> Header:

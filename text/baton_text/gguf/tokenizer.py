@@ -11,7 +11,7 @@ import json
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers, processors
+from tokenizers import AddedToken, Tokenizer, decoders, models, normalizers, processors
 
 from baton_text.gguf.header import GgufError
 from baton_text.gguf.metadata import Metadata
@@ -108,9 +108,9 @@ def _sentence_piece(metadata: Metadata, vocab: Mapping[str, int]) -> Tokenizer:
         )
     )
     prefix = metadata.flag(f"{HERE}.add_space_prefix", True)
-    tokenizer.pre_tokenizer = pre_tokenizers.Metaspace(
-        replacement=SPACE, prepend_scheme="first" if prefix else "never", split=False
-    )
+    # A text, and what follows a special token, begins with a space.
+    before = [normalizers.Prepend(SPACE)] if prefix else []
+    tokenizer.normalizer = normalizers.Sequence([*before, normalizers.Replace(" ", SPACE)])
     steps: list[Any] = [decoders.Replace(SPACE, " "), decoders.ByteFallback(), decoders.Fuse()]
     if prefix:
         steps.append(decoders.Strip(content=" ", left=1))
@@ -159,6 +159,8 @@ def _begin_with_bos(
         raise GgufError(
             f"{metadata.header.path}: texts begin with BOS, and there is no {HERE}.bos_token_id"
         )
+    if not bos or any(each in bos for each in " $:"):
+        raise metadata.wrong(f"{HERE}.bos_token_id", bos, "a token without spaces, $ and :")
     tokenizer.post_processor = processors.TemplateProcessing(
         single=f"{bos} $A",
         pair=f"{bos} $A {bos} $B:1",
