@@ -27,7 +27,7 @@ from safetensors.torch import load_file, save_file
 from tests.support.engines.quantized.quantized_models import WEIGHTS, QuantizedModel
 from tests.support.engines.tiny_models import CACHE, make_tiny_model
 
-RECIPE = 1  # increase it when this module writes different files
+RECIPE = 2  # increase it when this module writes different files
 FILE = "model.gguf"
 Raw = npt.NDArray[np.uint8]
 # Type of blocks -> the places of their float16 numbers, and the value of the second one per value
@@ -186,8 +186,8 @@ def _add_tokenizer(writer: Any, source: Path, config: Mapping[str, Any]) -> None
     writer.add_token_merges(merges)
     writer.add_bos_token_id(config["bos_token_id"])
     first, second = config["eos_token_id"]
-    writer.add_eos_token_id(second)
-    writer.add_eot_token_id(first)
+    writer.add_eos_token_id(first)
+    writer.add_eot_token_id(second)
     writer.add_pad_token_id(config["pad_token_id"])
     writer.add_chat_template(settings["chat_template"])
 
