@@ -109,7 +109,7 @@ def test_pieces_are_merged_in_the_order_of_scores(text: str, prefix: bool, tmp_p
     more = {"tokenizer.ggml.add_space_prefix": prefix}
     tokenizer = sentence_piece(tmp_path / "model.gguf", **more)
     spelled = (SPACE if prefix else "") + text.replace(" ", SPACE)
-    vocab = {tokenizer._backend.id_to_token(index): index for index in range(tokenizer.vocab_size)}
+    vocab = tokenizer._backend.get_vocab()
     ids = tokenizer.encode(text)
     assert ids == [1, *merged_by_score(spelled, vocab)]
     assert tokenizer.decode(ids) == text

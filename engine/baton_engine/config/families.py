@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
+from functools import partial
 from importlib.metadata import EntryPoint, entry_points
 from pathlib import Path
 from typing import Any
@@ -115,7 +116,7 @@ def read_config(
     and `quantization` that of --quantization. Raises ModelError if the folder or its config.json is
     missing or invalid, and UnsupportedModel for an unsupported architecture or value."""
     if is_gguf(folder):
-        config = read_gguf_config(folder, lambda *files: config_of(*files, impl))
+        config = read_gguf_config(folder, partial(config_of, impl=impl))
         return quantized_online(config, quantization)
     if not folder.is_dir():
         raise ModelError(

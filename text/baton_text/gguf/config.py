@@ -50,7 +50,7 @@ def config_of(header: Header) -> dict[str, Any]:
     """The content of config.json. Raises GgufError."""
     metadata = Metadata(header)
     name = metadata.text(ARCHITECTURE)
-    if name not in ARCHITECTURES:
+    if name is None or name not in ARCHITECTURES:
         raise GgufError(
             f"{header.path}: {ARCHITECTURE} {shown(name)} is not supported; supported: "
             f"{', '.join(ARCHITECTURES)}"

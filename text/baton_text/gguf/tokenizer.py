@@ -72,7 +72,7 @@ def _distinct(tokens: Sequence[str]) -> list[str]:
 def _byte_level(metadata: Metadata, vocab: Mapping[str, int]) -> tuple[Tokenizer, bool]:
     """The tokenizer, and whether its texts begin with BOS by default."""
     name = metadata.text(f"{HERE}.pre")
-    if name not in PRETOKENS:
+    if name is None or name not in PRETOKENS:
         raise metadata.wrong(f"{HERE}.pre", name, f"one of {', '.join(PRETOKENS)}")
     pretokens = PRETOKENS[name]
     merges = [_merge(metadata, merge, vocab) for merge in metadata.texts(f"{HERE}.merges")]

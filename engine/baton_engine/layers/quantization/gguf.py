@@ -138,9 +138,10 @@ def _q8_0(octets_RBY: torch.Tensor) -> Blocks:
 
 def _pieces(octets_RBY: torch.Tensor, size: int, bits: int) -> torch.Tensor:
     """Of each `size` successive bytes the lowest `bits` of all, then the next bits, and so on."""
-    pieces = octets_RBY.unflatten(-1, (-1, 1, size))
+    pieces = octets_RBY.reshape(*octets_RBY.shape[:-1], -1, 1, size)
     places = torch.arange(0, 8, bits, dtype=torch.uint8, device=octets_RBY.device)
-    return (pieces >> places[:, None] & (1 << bits) - 1).flatten(-3)
+    codes: torch.Tensor = pieces >> places[:, None] & (1 << bits) - 1
+    return codes.flatten(-3)
 
 
 def _q2_k(octets_RBY: torch.Tensor) -> Blocks:
@@ -163,7 +164,7 @@ def _q3_k(octets_RBY: torch.Tensor) -> Blocks:
 def _scales_and_minimums(octets_RBY: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     """Of Q4_K and Q5_K, [R, B, 8] each: integers of 6 bits in 12 bytes, times a number of the
     block."""
-    first, second, last = octets_RBY[..., 4:16].split(4, -1)
+    first, second, last = (octets_RBY[..., at : at + 4] for at in (4, 8, 12))
     parts = torch.cat((first & 63, last & 15 | first >> 6 << 4), -1)
     least = torch.cat((second & 63, last >> 4 | second >> 6 << 4), -1)
     return _float16(octets_RBY, 0) * parts, _float16(octets_RBY, 2) * least

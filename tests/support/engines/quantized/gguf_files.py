@@ -163,7 +163,8 @@ def _llama3_factors(rope: Mapping[str, Any], size: int) -> npt.NDArray[np.float3
     turns = rope["original_max_position_embeddings"] * frequencies / (2 * np.pi)
     low, high = rope["low_freq_factor"], rope["high_freq_factor"]
     kept = np.clip((turns - low) / (high - low), 0, 1)
-    return (1 / (kept + (1 - kept) / rope["factor"])).astype(np.float32)
+    factors: npt.NDArray[np.float64] = 1 / (kept + (1 - kept) / rope["factor"])
+    return factors.astype(np.float32)
 
 
 def _add_tokenizer(writer: Any, source: Path, config: Mapping[str, Any]) -> None:
