@@ -35,6 +35,12 @@ NUMBERS: Mapping[int, str] = {
     **{0: "B", 1: "b", 2: "H", 3: "h", 4: "I", 5: "i", 6: "f", BOOL: "B"},
     **{10: "Q", 11: "q", 12: "d"},
 }
+# Types of tensors that are not read, by their number.
+UNSUPPORTED: Mapping[int, str] = {
+    **{9: "Q8_1", 15: "Q8_K", 16: "IQ2_XXS", 17: "IQ2_XS", 18: "IQ3_XXS", 19: "IQ1_S"},
+    **{20: "IQ4_NL", 21: "IQ3_S", 22: "IQ2_S", 23: "IQ4_XS", 24: "I8", 25: "I16", 26: "I32"},
+    **{27: "I64", 28: "F64", 29: "IQ1_M", 34: "TQ1_0", 35: "TQ2_0", 39: "MXFP4", 40: "NVFP4"},
+}
 # The arrays of these keys are long, and only a tokenizer needs them.
 TOKENIZER = "tokenizer."
 
@@ -63,11 +69,6 @@ TYPES: Mapping[int, TensorType] = {
     13: TensorType("Q5_K", 256, 176),
     14: TensorType("Q6_K", 256, 210),
     30: TensorType("BF16", 1, 2),
-}
-UNSUPPORTED: Mapping[int, str] = {
-    **{9: "Q8_1", 15: "Q8_K", 16: "IQ2_XXS", 17: "IQ2_XS", 18: "IQ3_XXS", 19: "IQ1_S"},
-    **{20: "IQ4_NL", 21: "IQ3_S", 22: "IQ2_S", 23: "IQ4_XS", 24: "I8", 25: "I16", 26: "I32"},
-    **{27: "I64", 28: "F64", 29: "IQ1_M", 34: "TQ1_0", 35: "TQ2_0", 39: "MXFP4", 40: "NVFP4"},
 }
 
 

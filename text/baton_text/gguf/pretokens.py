@@ -1,4 +1,4 @@
-"""How a text is split before byte-level BPE, by the name in `tokenizer.ggml.pre`.
+"""How a text is split before byte-level BPE, by the name in tokenizer.ggml.pre.
 
 Files have no regular expressions, only names for them. Source: the models' own tokenizer.json.
 """

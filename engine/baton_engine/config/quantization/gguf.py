@@ -13,6 +13,7 @@ from baton_engine.config.quantization.scheme import Numbers, QuantizationConfig,
 _Schemes = Mapping[str, WeightScheme]
 
 METHOD = "GGUF"
+EMBEDDING = "model.embed_tokens"
 LAYOUT = "gguf "  # and the type
 
 
@@ -33,7 +34,6 @@ SCHEMES: _Schemes = {
     **_schemes("int8", 32, "Q5_1", "Q5_K", shifted=True),
     **_schemes("int8", 16, "Q6_K"),
 }
-EMBEDDING = "model.embed_tokens"
 
 
 def quantization_of(types: Iterable[tuple[str, str]]) -> QuantizationConfig | None:
