@@ -33,8 +33,10 @@ from baton_protocol.ids import BlockId
 LAYOUT_VERSION = 1
 ITEM_BYTES = {
     **{"float32": 4, "bfloat16": 2, "float16": 2, "uint8": 1},
-    **{"int8": 1, "float8_e4m3fn": 1},  # codes, beside a field of EXPONENTS
+    **{"int8": 1, "float8_e4m3fn": 1},  # CODES
 }
+# Dtypes of fields that have a field of EXPONENTS beside them.
+CODES = ("int8", "float8_e4m3fn")
 DTYPE = rf"^({'|'.join(ITEM_BYTES)})\Z"
 CHUNK_LEAST_BYTES = 1 << 20
 CHUNK_MOST_BYTES = 4 << 20
@@ -162,16 +164,20 @@ class KVLayout(msgspec.Struct, frozen=True):
         return tuple(map(fields.index, fields))
 
     def in_dtype(self, dtype: str) -> Self:
-        """The layout with all fields in this dtype."""
+        """The layout with all fields in this dtype, or in codes of it. Not for a layout that has
+        codes."""
+        assert self.dtype not in CODES, "the layout has codes already"
+        coded = dtype in CODES
 
         def changed(fields: tuple[KVField, ...]) -> tuple[KVField, ...]:
-            return tuple(msgspec.structs.replace(field, dtype=dtype) for field in fields)
+            kept = tuple(msgspec.structs.replace(field, dtype=dtype) for field in fields)
+            return in_codes(kept, dtype) if coded else kept
 
         groups = tuple(
             msgspec.structs.replace(group, fields=changed(group.fields)) if group.fields else group
             for group in self.groups
         )
-        fields = changed(self.fields)
+        fields = changed(self.kv_fields if coded else self.fields)
         return msgspec.structs.replace(self, dtype=dtype, fields=fields, groups=groups)
 
     @property

@@ -166,6 +166,7 @@ class Bench:
     device: str = "cpu"
     thorough: bool = True
     origins: list[Origin] | None = None
+    kv_cache_dtype: str = "auto"
     store_codec: str = "none"
 
     def some(self, values: Sequence[int]) -> Sequence[int]:
@@ -173,7 +174,10 @@ class Bench:
 
     @property
     def exact(self) -> dict[str, Any]:
-        return {"dtype": self.dtype, "device": self.device, "batch_invariant": "on"}
+        return {
+            **{"dtype": self.dtype, "device": self.device, "batch_invariant": "on"},
+            "kv_cache_dtype": self.kv_cache_dtype,
+        }
 
     def engine(self, **settings: Any) -> EngineCore:
         if self.origins is not None:

@@ -162,6 +162,12 @@ BAD: tuple[Bad, ...] = (
     ),
     Bad("an unknown codec", engine(storeCodec="int4"), "spec.engine.storeCodec", '"int8", "none"'),
     Bad(
+        "an unsupported dtype of KV",
+        engine(kvCacheDtype="int4"),
+        "spec.engine.kvCacheDtype",
+        '"auto", "fp8"',
+    ),
+    Bad(
         "a text for batch invariance",
         engine(batchInvariant="on"),
         "spec.engine.batchInvariant",

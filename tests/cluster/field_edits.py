@@ -153,6 +153,12 @@ EDITS = (
         "--quantization=int8",
     ),
     Edit(
+        "engine.kvCacheDtype",
+        {"engine": {"kind": "sim", "kvCacheDtype": "int8"}},
+        NODES,
+        "--kv-cache-dtype=int8",
+    ),
+    Edit(
         "engine.batchInvariant",
         {"engine": {"kind": "sim", "batchInvariant": True}},
         NODES,

@@ -58,11 +58,13 @@ class Shape:
     shards: int
     device: str = "cpu"
     chunk_blocks: int = CHUNK_BLOCKS
+    kept: str = "auto"  # --kv-cache-dtype
     codec: StoreCodec = "none"
 
     def __str__(self) -> str:
-        codec = "" if self.codec == "none" else f"-{self.codec}"
-        return f"{self.model or 'sim'}-{self.dtype}-{self.shards}-{self.device}{codec}"
+        kept = "" if self.kept == "auto" else f"-{self.kept}"
+        codec = "" if self.codec == "none" else f"-{self.codec} in the store"
+        return f"{self.model or 'sim'}-{self.dtype}-{self.shards}-{self.device}{kept}{codec}"
 
 
 # (model, KV heads). The torch models with K and V have 1, 2, 4 and 2 query heads per KV head, and
@@ -89,6 +91,15 @@ WINDOW_SHAPES = [
     for dtype in ("float32", "bfloat16")
     for shards in (1, 2)
 ]
+# Codes of 8 bits with their exponents.
+CODE_SHAPES = [
+    Shape("llama-gqa2-tied", 2, "bfloat16", 2, kept="int8"),
+    Shape("qwen3-gqa2", 2, "float32", 1, kept="fp8"),
+    Shape("deepseek-v2-groups", 1, "bfloat16", 1, kept="int8"),
+    Shape("mistral-window", 2, "bfloat16", 2, chunk_blocks=1, kept="int8"),
+    Shape("gemma4-shared", 2, "float32", 2, kept="int8"),
+]
+QUICK_CODES = CODE_SHAPES[:1]
 # Encoded in the store: by kernels and by torch's operators, for heads of 24 numbers.
 CODEC_SHAPES = [
     Shape(model, heads, dtype, shards, codec="int8")
@@ -140,6 +151,7 @@ def builder(shape: Shape, tiny_model: Callable[[str], Path]) -> Build:
             kv_blocks=blocks,
             chunk_blocks=shape.chunk_blocks,
             kv_shards=shape.shards,
+            kv_cache_dtype=shape.kept,
             store_codec=shape.codec,
         )
     return lambda blocks: build_sim(
@@ -289,6 +301,10 @@ def is_quick(number: int, shape: Shape) -> bool:
             shape, id=str(shape), marks=[] if shape in QUICK_WINDOWS else [pytest.mark.long]
         )
         for shape in WINDOW_SHAPES
+    ]
+    + [
+        pytest.param(shape, id=str(shape), marks=[] if shape in QUICK_CODES else [pytest.mark.long])
+        for shape in CODE_SHAPES
     ]
     + [
         pytest.param(shape, id=str(shape), marks=[] if shape in QUICK_CODEC else [pytest.mark.long])

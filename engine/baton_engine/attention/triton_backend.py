@@ -101,7 +101,8 @@ class StepLayer:
 
     @property
     def slots(self) -> KVSlots:
-        return KVSlots(self.kv.k_PKBH, self.kv.v_PKBV, self.slots_T, self.rounds)
+        kv = self.kv
+        return KVSlots(kv.k_PKBH, kv.v_PKBV, self.slots_T, kv.exponents, self.rounds)
 
 
 class TritonStep:

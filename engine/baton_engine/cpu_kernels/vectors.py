@@ -303,6 +303,52 @@ def store_int8(typing: Any, place: Any, value: Any) -> tuple[Any, _Emit]:
 
 
 @_operation
+def load_fp8(typing: Any, place: Any) -> tuple[Any, _Emit]:
+    """16 numbers of fp8 (E4M3) that are not NaN."""
+
+    def emit(context: Any, builder: Any, signature: Any, given: Any) -> Any:
+        value = builder.load(builder.inttoptr(given[0], _BYTES.as_pointer()), typ=_BYTES)
+        value.align = 1
+        shorts = ir.VectorType(ir.IntType(16), LANES)
+
+        def each(number: int) -> Any:
+            return ir.Constant(shorts, [number] * LANES)
+
+        # The sign in the highest bit, the others after the highest of a float16's exponent.
+        wide = builder.shl(builder.sext(value, shorts), each(7))
+        bits = builder.and_(wide, each(0xBFFF))
+        halves = builder.bitcast(bits, ir.VectorType(ir.HalfType(), LANES))
+        return builder.fmul(builder.fpext(halves, NUMBERS), ir.Constant(NUMBERS, [256.0] * LANES))
+
+    return numbers(address), emit
+
+
+@_operation
+def store_fp8(typing: Any, place: Any, value: Any) -> tuple[Any, _Emit]:
+    """Store the nearest fp8 numbers, ties to even, of 16 numbers from -448 to 448."""
+
+    def emit(context: Any, builder: Any, signature: Any, given: Any) -> Any:
+        bits = builder.bitcast(given[1], WORDS)
+        sign = builder.and_(builder.lshr(bits, each_word(24)), each_word(0x80))
+        size = builder.and_(bits, each_word(0x7FFFFFFF))
+        last = builder.and_(builder.lshr(size, each_word(20)), each_word(1))
+        near = builder.add(builder.add(size, last), each_word(0x7FFFF))
+        # The exponent of fp8 is 120 less than that of float32.
+        usual = builder.sub(builder.lshr(near, each_word(20)), each_word(120 << 3))
+        # Below 2^-6 codes are multiples of 2^-9, which is the last bit of numbers near 2^14.
+        large = ir.Constant(NUMBERS, [2.0**14] * LANES)
+        sums = builder.fadd(builder.bitcast(size, NUMBERS), large)
+        small = builder.sub(builder.bitcast(sums, WORDS), builder.bitcast(large, WORDS))
+        is_small = builder.icmp_unsigned("<", size, each_word((127 - 6) << 23))
+        codes = builder.or_(builder.select(is_small, small, usual), sign)
+        pointer = builder.inttoptr(given[0], _BYTES.as_pointer())
+        builder.store(builder.trunc(codes, _BYTES), pointer).align = 1
+        return context.get_dummy_value()
+
+    return types.void(address, numbers), emit
+
+
+@_operation
 def store_low_bytes(typing: Any, place: Any, value: Any) -> tuple[Any, _Emit]:
     """Store the lowest byte of each number's bits."""
 

@@ -30,6 +30,7 @@ from baton_engine.config.step_sizes import (
     split_blocks,
 )
 from baton_engine.memory.demand import Measured, MemoryBudget, MemoryDemand
+from baton_protocol.layout import CODES
 
 GIB = 1 << 30
 FLOAT32_BYTES = 4
@@ -210,5 +211,8 @@ def _attention_bytes(demand: MemoryDemand, length: int) -> int:
     score_bytes = SCORE_BYTES + 3 * item + 3 * item * value_dim // SPLIT_KEYS
     kept = max(field.heads * field.size for fields in layout.group_fields for field in fields)
     # Latent rows are copied as K, and as V in two steps.
-    copies = (2 if config.latent is None else 3) * item * max(kept * keys, KEYS_COPIED)
+    copied = item * (2 if config.latent is None else 3)
+    if layout.dtype in CODES:  # rows that are no whole vectors are copied as codes first
+        copied += 1
+    copies = copied * max(kept * keys, KEYS_COPIED)
     return copies + score_bytes * scores

@@ -15,6 +15,7 @@ from baton_protocol.layout import StoreCodec
 EngineKind = Literal["torch", "sim"]
 DType = Literal["auto", "float32", "bfloat16"]
 Quantization = Literal["none", "fp8", "int8", "int4"]
+KVCacheDType = Literal["auto", "int8", "fp8"]
 
 
 class EngineSpec(Record, frozen=True, kw_only=True):
@@ -37,6 +38,16 @@ class EngineSpec(Record, frozen=True, kw_only=True):
                 description="Round the weights of a plain checkpoint while they are loaded:"
                 " --quantization int8, fp8 or int4, or none. Default: none. Nodes with different"
                 " values exchange no KV."
+            ),
+        ]
+        | None
+    ) = None
+    kv_cache_dtype: (
+        Annotated[
+            KVCacheDType,
+            Meta(
+                description="Keep K and V in 8 bits: --kv-cache-dtype int8 or fp8, or auto, in the"
+                " type of computation. Default: auto. Nodes with different values exchange no KV."
             ),
         ]
         | None

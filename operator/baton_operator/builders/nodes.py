@@ -141,6 +141,7 @@ def _settings(pool: Pool, revision: str, folder: str) -> dict[str, str | int | N
         "model": folder or None,
         "dtype": engine.dtype,
         "quantization": engine.quantization,
+        "kv-cache-dtype": engine.kv_cache_dtype,
         "batch-invariant": _switch(engine.batch_invariant),
         "store-codec": engine.store_codec,
         "block-size": engine.block_size,

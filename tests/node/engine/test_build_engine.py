@@ -51,6 +51,7 @@ def test_the_torch_engine_gets_every_engine_setting_of_the_node() -> None:
     options: dict[str, Any] = {
         "dtype": "bfloat16",
         "quantization": "int8",
+        "kv_cache_dtype": "fp8",
         "device": "cuda:1",
         "gpu_memory_utilization": 0.5,
         "kv_blocks": 5,

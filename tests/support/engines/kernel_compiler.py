@@ -49,7 +49,7 @@ from baton_engine.layers.triton_matmul import FIXED_TILE, FIXED_TILE_HEAD, STORE
 from baton_engine.runner.input_buffers import StepShape, pad, to_device
 from baton_engine.sampling.metadata import draws_of
 from baton_protocol.ids import BlockId
-from baton_protocol.layout import LATENT, KVField, KVLayout
+from baton_protocol.layout import CODES, LATENT, KVField, KVLayout
 from baton_protocol.sampling import SamplingParams
 from tests.support.engines.attention_specs import batch_of
 from tests.support.engines.demands import kv_layout
@@ -120,10 +120,13 @@ class AbsentGpu:
         return 0
 
 
-def attend(dtype: str, dim: int, limits: dict[str, Any], exact: bool) -> None:
+def attend(
+    dtype: str, dim: int, limits: dict[str, Any], exact: bool, code: str | None = None
+) -> None:
     """Rope, the store of K and V, and attention over decode rows, a mixed and a padded step."""
     kind = TORCH_DTYPES[dtype]
-    memory = TorchMemory(kv_layout(heads=KV_HEADS, dim=dim, block=BLOCK, dtype=dtype), 3, CPU)
+    layout = kv_layout(heads=KV_HEADS, dim=dim, block=BLOCK, dtype=dtype)
+    memory = TorchMemory(layout if code is None else layout.in_dtype(code), 3, CPU)
     spec = AttentionSpec(
         num_heads=HEADS, num_kv_heads=KV_HEADS, head_dim=dim, scale=dim**-0.5, **limits
     )
@@ -264,6 +267,13 @@ CASES = (
         f"bfloat16, head_dim 64, sinks{', exact' if exact else ''}": Case(
             partial(attend, "bfloat16", 64, SINKS, exact), HEADS_OF_64
         )
+        for exact in (False, True)
+    }
+    | {
+        f"bfloat16, head_dim 128, KV in {code}{', exact' if exact else ''}": Case(
+            partial(attend, "bfloat16", 128, {}, exact, code)
+        )
+        for code in CODES
         for exact in (False, True)
     }
     | {
