@@ -78,6 +78,7 @@ def build_torch(
             plan = _not_exact(plan, settings)
         with ProgressLine(sys.stderr) as line:
             warm_all(runner.buckets, runner.warm, runner.warm_eager, line)
+    quantized = plan.config.quantization
     info = EngineInfo(
         kind="torch",
         model=settings.name or settings.model.resolve().name,
@@ -90,6 +91,7 @@ def build_torch(
         vocab_size=plan.config.vocab_size,
         eos_ids=plan.config.eos_ids,
         exact="bitwise" if plan.exact else "numeric",
+        weights=quantized.method if quantized is not None else plan.demand.dtype,
     )
     engine = EngineCore(info, runner, _host_memory(runner.memory, plan), overlap=plan.overlap)
     _log_ready(info, plan, runner.buckets, time.monotonic() - started)
