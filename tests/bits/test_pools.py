@@ -21,6 +21,7 @@ from tests.bits.cells import (
     DTYPES,
     GREEDY,
     MODELS,
+    QUANTIZED,
     SUBJECTS,
     Answer,
     Bench,
@@ -39,7 +40,9 @@ from tests.support.wires.wire import Passing
 from tests.support.wires.witness import Trap
 
 POOLS: Mapping[str, tuple[int, int]] = {"aggregated": (0, 1), "1+1": (1, 1), "2+2": (2, 2)}
-CELLS = list(zip(MODELS, cycle((*DTYPES, *reversed(DTYPES))), cycle(POOLS), strict=False))
+CELLS = list(
+    zip((*MODELS, *QUANTIZED), cycle((*DTYPES, *reversed(DTYPES))), cycle(POOLS), strict=False)
+)
 
 
 def flags(bench: Bench) -> list[str]:
@@ -184,7 +187,14 @@ def killed_at(
 
 @pytest.mark.long
 @pytest.mark.integration
-@pytest.mark.parametrize(("model", "dtype"), [("gemma2", "bfloat16"), ("llama-gqa4", "float32")])
+@pytest.mark.parametrize(
+    ("model", "dtype"),
+    [
+        ("gemma2", "bfloat16"),
+        ("llama-gqa4", "float32"),
+        ("llama-gqa4 in w4a16 g32 zeros", "bfloat16"),
+    ],
+)
 def test_answers_have_the_bits_of_an_engine_alone_when_their_node_is_killed_at_any_of_40_tokens(
     model: str,
     dtype: str,

@@ -7,6 +7,7 @@ that gave it, also when the store has its prompt from nodes of every format.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -45,6 +46,8 @@ def test_nodes_of_three_formats_share_requests_and_never_kv(
 
         join("decode-1", "fp8")
         join("prefill-0", "int4")
+        why = "they differ in fingerprint, weights (--quantization int4, bfloat16)"
+        assert f"prefill-0 and decode-0 are of different kinds: {why}" in pool.router.log_tail()
         # Decode nodes of both formats answer alone: the prefill node's KV is of no use to them.
         for _ in range(2):
             assert ask_all(pool, expected, formats) == {"decode-0", "decode-1"}
@@ -52,8 +55,6 @@ def test_nodes_of_three_formats_share_requests_and_never_kv(
         assert state_of(pool, "decode-1")["differs"] == ["fingerprint", "weights"]
         seen = state_of(pool, "prefill-0")
         assert (seen["in_use"], seen["weights"]) == (False, "--quantization int4")
-        why = "they differ in fingerprint, weights (--quantization int4, bfloat16)"
-        assert f"prefill-0 and decode-0 are of different kinds: {why}" in pool.router.log_tail()
         # Once a format has nodes of both roles, all new requests use these two.
         join("prefill-1", "none")
         assert ask_all(pool, expected, formats) == {"decode-0", "prefill-1"}
@@ -69,11 +70,13 @@ def answers(bench: Bench, format_: str) -> dict[str, Answer]:
 def ask_all(
     pool: Cluster, expected: Mapping[str, Mapping[str, Answer]], formats: Mapping[str, str]
 ) -> set[str]:
-    """Send all prompts, and compare each answer with its node's format. Returns the nodes."""
+    """Send all prompts at once, and compare each answer with its nodes' format. Returns the
+    nodes."""
+    pool.witness.forget()
+    with ThreadPoolExecutor(len(SUBJECTS)) as threads:
+        found_all = list(threads.map(lambda subject: send(pool, subject), SUBJECTS))
     nodes: set[str] = set()
-    for subject in SUBJECTS:
-        pool.witness.forget()
-        answer = send(pool, subject)
+    for subject, answer in zip(SUBJECTS, found_all, strict=True):
         used = {placed.node for placed in pool.witness.placements(subject.prompt)}
         [format_] = {formats[node] for node in used}
         found = answer_of(answer.result.choices[0], GREEDY.params.logprobs or 0)
