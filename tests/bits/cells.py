@@ -49,15 +49,6 @@ MODELS: Mapping[str, str] = {
     "deepseek-v2-groups": "latent rows that are copied, experts of the best groups",
     "deepseek-v3": "latent rows that are read in place, sigmoid scores of experts",
 }
-# The same with quantized weights.
-QUANTIZED: Mapping[str, str] = {
-    "llama-gqa4 in w4a16 g32 zeros": "4 bits by groups of inputs, with zero points",
-    "qwen3-gqa2 in w8a8": "8 bits, and inputs rounded to 8 bits by token",
-    "deepseek-v2-lite in fp8 block": "FP8 by blocks, inputs too; experts and latent projections",
-    "llama-gqa1 in bitsandbytes nf4": "a table of 16 numbers",
-    "gpt-oss in mxfp4": "experts in 4-bit floats, scales that are powers of 2",
-    "mixtral in nvfp4": "experts and attention in 4-bit floats, scales in 8 bits",
-}
 DTYPES = ("float32", "bfloat16")
 
 # An id, the bits of its float32 log-probability, and the same of each alternative.

@@ -13,10 +13,11 @@ from pathlib import Path
 
 import pytest
 
-from tests.bits.cells import DTYPES, MODELS, QUANTIZED, SUBJECTS, Bench, Differs, ids_in
+from tests.bits.cells import DTYPES, MODELS, SUBJECTS, Bench, Differs, ids_in
 from tests.bits.origin import first_difference
 from tests.bits.paths import PATHS
 from tests.bits.store_paths import STORE_PATHS
+from tests.support.engines.quantized.quantized_models import EACH_KIND
 from tests.support.needs import needs
 
 ALL_PATHS: Mapping[str, Callable[[Bench], None]] = {**PATHS, **STORE_PATHS}
@@ -87,7 +88,7 @@ def test_a_request_has_the_bits_that_it_has_alone(
 @pytest.mark.long
 @pytest.mark.parametrize("path", [pytest.param(p, marks=marks_of(p)) for p in ALL_PATHS])
 @pytest.mark.parametrize(
-    ("model", "dtype"), [*product(MODELS, DTYPES), *zip(QUANTIZED, cycle(DTYPES), strict=False)]
+    ("model", "dtype"), [*product(MODELS, DTYPES), *zip(EACH_KIND, cycle(DTYPES), strict=False)]
 )
 @pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)])
 def test_a_request_has_the_bits_that_it_has_alone_on_every_path(

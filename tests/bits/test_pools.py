@@ -21,7 +21,6 @@ from tests.bits.cells import (
     DTYPES,
     GREEDY,
     MODELS,
-    QUANTIZED,
     SUBJECTS,
     Answer,
     Bench,
@@ -33,6 +32,7 @@ from tests.bits.cells import (
 from tests.support.clients.http import Json
 from tests.support.clients.mix import COMPLETIONS, ChoiceResult
 from tests.support.clients.streams import StreamedAnswer, ask
+from tests.support.engines.quantized.quantized_models import EACH_KIND
 from tests.support.engines.tiny_models import prompt_of
 from tests.support.pools.leaks import settle
 from tests.support.pools.processes import Cluster
@@ -41,7 +41,7 @@ from tests.support.wires.witness import Trap
 
 POOLS: Mapping[str, tuple[int, int]] = {"aggregated": (0, 1), "1+1": (1, 1), "2+2": (2, 2)}
 CELLS = list(
-    zip((*MODELS, *QUANTIZED), cycle((*DTYPES, *reversed(DTYPES))), cycle(POOLS), strict=False)
+    zip((*MODELS, *EACH_KIND), cycle((*DTYPES, *reversed(DTYPES))), cycle(POOLS), strict=False)
 )
 
 

@@ -41,14 +41,14 @@ LAYOUTS: Mapping[str, Layout] = {
 # Only experts are quantized, and only of gpt-oss.
 ALL_LAYOUTS: Mapping[str, Layout] = {**LAYOUTS, "mxfp4": floats.MXFP4}
 # One model for each kind of numbers and of rounding, for suites that take long.
-EACH_KIND = (
-    "llama-gqa4 in w4a16 g32 zeros",
-    "qwen3-gqa2 in w8a8",
-    "deepseek-v2-lite in fp8 block",
-    "llama-gqa1 in bitsandbytes nf4",
-    "gpt-oss in mxfp4",
-    "mixtral in nvfp4",
-)
+EACH_KIND: Mapping[str, str] = {
+    "llama-gqa4 in w4a16 g32 zeros": "4 bits by groups of inputs, with zero points",
+    "qwen3-gqa2 in w8a8": "8 bits, and inputs rounded to 8 bits by token",
+    "deepseek-v2-lite in fp8 block": "FP8 by blocks, inputs too; experts and latent projections",
+    "llama-gqa1 in bitsandbytes nf4": "a table of 16 numbers",
+    "gpt-oss in mxfp4": "experts in 4-bit floats, scales that are powers of 2",
+    "mixtral in nvfp4": "experts and attention in 4-bit floats, scales in 8 bits",
+}
 
 
 @dataclass(frozen=True)
