@@ -81,6 +81,7 @@ def build_torch(
             plan = _not_exact(plan, settings)
         with ProgressLine(sys.stderr) as line:
             warm_all(runner.buckets, runner.warm, runner.warm_eager, line)
+    quantized = plan.config.quantization
     info = EngineInfo(
         kind="torch",
         model=settings.name or settings.model.resolve().name,
@@ -93,6 +94,7 @@ def build_torch(
         vocab_size=plan.config.vocab_size,
         eos_ids=plan.config.eos_ids,
         exact="bitwise" if plan.exact else "numeric",
+        weights=quantized.method if quantized is not None else plan.demand.dtype,
     )
     memory = runner.memory
     engine = EngineCore(

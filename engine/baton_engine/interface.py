@@ -34,7 +34,8 @@ PADDING = BlockId(0)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EngineInfo:
-    """Properties of one engine that never change. Lengths are in tokens."""
+    """Properties of one engine that never change. Lengths are in tokens. `weights` is their dtype,
+    or how they are quantized, as a user names it; "" without weights."""
 
     kind: Literal["torch", "sim"]
     model: str
@@ -47,6 +48,7 @@ class EngineInfo:
     vocab_size: int
     eos_ids: tuple[int, ...]
     exact: Exact = "numeric"
+    weights: str = ""
 
 
 # --- between scheduler and runner -----------------------------------------------------------

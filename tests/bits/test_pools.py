@@ -32,6 +32,7 @@ from tests.bits.cells import (
 from tests.support.clients.http import Json
 from tests.support.clients.mix import COMPLETIONS, ChoiceResult
 from tests.support.clients.streams import StreamedAnswer, ask
+from tests.support.engines.quantized.quantized_models import EACH_KIND
 from tests.support.engines.tiny_models import prompt_of
 from tests.support.pools.leaks import settle
 from tests.support.pools.processes import Cluster
@@ -39,7 +40,9 @@ from tests.support.wires.wire import Passing
 from tests.support.wires.witness import Trap
 
 POOLS: Mapping[str, tuple[int, int]] = {"aggregated": (0, 1), "1+1": (1, 1), "2+2": (2, 2)}
-CELLS = list(zip(MODELS, cycle((*DTYPES, *reversed(DTYPES))), cycle(POOLS), strict=False))
+CELLS = list(
+    zip((*MODELS, *EACH_KIND), cycle((*DTYPES, *reversed(DTYPES))), cycle(POOLS), strict=False)
+)
 # KV in 8 bits: models, dtypes, pools, and values of --kv-cache-dtype.
 EIGHT_BITS = (
     ("qwen3-head128", "bfloat16", "1+1", "int8"),
@@ -200,6 +203,7 @@ def killed_at(
         ("gemma2", "bfloat16", "auto"),
         ("llama-gqa4", "float32", "auto"),
         ("llama-head64", "bfloat16", "int8"),
+        ("llama-gqa4 in w4a16 g32 zeros", "bfloat16", "auto"),
     ],
 )
 def test_answers_have_the_bits_of_an_engine_alone_when_their_node_is_killed_at_any_of_40_tokens(

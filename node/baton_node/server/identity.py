@@ -84,6 +84,7 @@ class Identity:
             max_num_seqs=self.settings.max_num_seqs,
             model_made=self.model_made,
             exact=info.exact,
+            weights=info.weights,
             **newest,
         )
 
