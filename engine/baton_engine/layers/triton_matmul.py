@@ -28,7 +28,7 @@ import triton
 import triton.language as tl
 
 from baton_engine.attention.exact.row_rule import Product
-from baton_engine.layers.linear_method import HEAD, LinearMethod
+from baton_engine.layers.linear_method import HEAD, LinearMethod, packed_methods
 from baton_engine.layers.quantization.quantized_weight import QuantizedWeight, Weight
 from baton_engine.layers.triton_quantized.products import quantized_tile_method
 from baton_engine.layers.triton_splits import STORED_ROWS, add_splits, split_steps
@@ -114,6 +114,13 @@ FIXED_TILE_HEAD = LinearMethod(
     any_rows=True,
     counts=COUNTS,
 )
+
+
+def quantized_tile_methods(name: str, weight: Weight) -> LinearMethod:
+    """A fixed tile only for quantized weights."""
+    if isinstance(weight, QuantizedWeight):
+        return quantized_tile_method(name)
+    return packed_methods(name, weight)
 
 
 def fixed_tile_methods(name: str, weight: Weight) -> LinearMethod:

@@ -1,5 +1,5 @@
-"""Products with quantized weights on a GPU, with a fixed tile: a row has the same bits whatever rows
-are beside it. Torch twin: `quantized_weight.quantized_twin`.
+"""Products with quantized weights on a GPU, with a fixed tile: a row has the same bits whatever
+rows are beside it. Torch twin: `quantized_weight.quantized_twin`.
 
 In: x in float32 or 16 bits, and a weight. Out: the product, rounded once from float32. Codes stay 4
 or 8 bits in memory, and become numbers of x's dtype in registers. All of them are exact in 16 bits,
@@ -26,7 +26,7 @@ import triton.language as tl
 from baton_engine.attention.exact.row_rule import Product
 from baton_engine.layers.linear_method import HEAD, LinearMethod
 from baton_engine.layers.quantization.quantized_weight import QuantizedWeight
-from baton_engine.layers.triton_quantized.inputs import prepare
+from baton_engine.layers.triton_quantized.inputs import Prepared, prepare
 from baton_engine.layers.triton_quantized.weight import TritonWeight, triton_weight
 from baton_engine.layers.triton_splits import STORED_ROWS, add_splits, split_steps
 
@@ -84,9 +84,7 @@ def quantized_tile_product(
             sums = torch.empty(splits, rows, outputs, dtype=torch.float32, device=device)
         grid = (triton.cdiv(rows, tile.rows), triton.cdiv(outputs, tile.outputs))
         _quantized_matmul[(*grid, splits if stored else 1)](
-            *(sums, inputs.x_TP, _or(inputs.factors_T, x_TI), _or(inputs.sums_TU, x_TI)),
-            *(weight.codes_OB, weight.scales_GO, _or(weight.shifts_GO, x_TI)),
-            *(table_of(weight, x_TI), _or(bias_O, x_TI), rows),
+            *(sums, *tensors_of(weight, inputs, bias_O), rows),
             **weight.constants,
             SPLIT=split,
             SPLITS=splits,
@@ -117,9 +115,21 @@ def quantized_tile_method(name: str) -> LinearMethod:
     return QUANTIZED_TILE_HEAD if name == HEAD else QUANTIZED_TILE
 
 
-def table_of(weight: TritonWeight, x_TI: torch.Tensor) -> torch.Tensor:
-    """The numbers of codes in x's dtype; anything if none are needed."""
-    return x_TI if weight.table is None else weight.table.to(x_TI.dtype)
+def tensors_of(
+    weight: TritonWeight, inputs: Prepared, bias_O: torch.Tensor | None
+) -> tuple[torch.Tensor, ...]:
+    """What kernels read, in the order of their arguments; anything for what is missing."""
+    x_TP = inputs.x_TP
+    table = None if weight.tables is None else weight.tables[x_TP.dtype]
+    codes = weight.codes_OB, weight.scales_GO, _or(weight.shifts_GO, x_TP)
+    return (
+        x_TP,
+        _or(inputs.factors_T, x_TP),
+        _or(inputs.sums_TU, x_TP),
+        *codes,
+        _or(table, x_TP),
+        _or(bias_O, x_TP),
+    )
 
 
 def _or(tensor: torch.Tensor | None, other: torch.Tensor) -> torch.Tensor:
@@ -127,7 +137,9 @@ def _or(tensor: torch.Tensor | None, other: torch.Tensor) -> torch.Tensor:
 
 
 @triton.jit
-def _number(code_NH: tl.tensor, table: tl.tensor, NUMBERS: tl.constexpr, DTYPE: tl.constexpr) -> tl.tensor:
+def _number(
+    code_NH: tl.tensor, table: tl.tensor, NUMBERS: tl.constexpr, DTYPE: tl.constexpr
+) -> tl.tensor:
     """The numbers of codes in DTYPE. See SMALLER for those of fp8 and fp4."""
     if NUMBERS == "int8":
         number_NH = code_NH.to(DTYPE)
@@ -135,9 +147,9 @@ def _number(code_NH: tl.tensor, table: tl.tensor, NUMBERS: tl.constexpr, DTYPE: 
         number_NH = tl.load(table + code_NH.to(tl.int32))
     elif NUMBERS == "int4":
         # The code is in the last bits of 128, 1024 or 2^23, which goes away again with the offset.
-        if DTYPE == tl.bfloat16:
+        if tl.bfloat16 == DTYPE:
             number_NH = (code_NH.to(tl.uint16) | 0x4300).to(tl.bfloat16, bitcast=True) - 136.0
-        elif DTYPE == tl.float16:
+        elif tl.float16 == DTYPE:
             number_NH = (code_NH.to(tl.uint16) | 0x6400).to(tl.float16, bitcast=True) - 1032.0
         else:
             number_NH = (code_NH.to(tl.uint32) | 0x4B000000).to(tl.float32, bitcast=True)
@@ -154,32 +166,50 @@ def _number(code_NH: tl.tensor, table: tl.tensor, NUMBERS: tl.constexpr, DTYPE: 
 
 @triton.jit
 def split_sum(
-    codes_N: tl.tensor,
-    scales_N: tl.tensor,
-    shifts_N: tl.tensor,
-    x_M: tl.tensor,
-    sums_M: tl.tensor,
+    x_TI: tl.tensor,
+    sums_TU: tl.tensor,
+    codes_EOB: tl.tensor,
+    scales_EGO: tl.tensor,
+    shifts_EGO: tl.tensor,
     table: tl.tensor,
+    expert: tl.tensor,
+    output_N: tl.tensor,
+    row_M: tl.tensor,
     first: tl.tensor,
     live_N: tl.tensor,
     live_M: tl.tensor,
     NUMBERS: tl.constexpr,
     INPUTS: tl.constexpr,
     ROWS: tl.constexpr,
+    ROW_BYTES: tl.constexpr,
     GROUP: tl.constexpr,
+    GROUPS: tl.constexpr,
     SHIFTED: tl.constexpr,
     SPLIT: tl.constexpr,
     N: tl.constexpr,
     M: tl.constexpr,
     H: tl.constexpr,
 ) -> tl.tensor:
-    """The products [N, M] of a split's inputs, from `first` on."""
-    dtype: tl.constexpr = x_M.dtype.element_ty
+    """The products [N, M] of a split's inputs, from `first` on: those of an expert's outputs with
+    rows of x."""
+    dtype: tl.constexpr = x_TI.dtype.element_ty
+    whole: tl.constexpr = GROUP % (2 * H) == 0  # a step has one scale
+    unit: tl.constexpr = 2 * H if whole else H
     input_H = tl.arange(0, H)
+    codes_N = codes_EOB + (expert * ROWS + output_N) * ROW_BYTES
     codes_NH = codes_N[:, None] + input_H[None, :]
-    x_HM = x_M[None, :] + input_H[:, None]
+    scales_N = scales_EGO + expert * GROUPS * ROWS + output_N
+    shifts_N = shifts_EGO + expert * GROUPS * ROWS + output_N
+    x_HM = x_TI + row_M[None, :] * INPUTS + input_H[:, None]
+    sums_M = sums_TU + row_M * ((INPUTS + unit - 1) // unit)
     live_N1, live_1M = live_N[:, None], live_M[None, :]
     acc_NM = tl.zeros([N, M], tl.float32)
+    first_N = live_N & (first < INPUTS)
+    if GROUP != 0:
+        scale_N = tl.load(scales_N + first // GROUP * ROWS, mask=first_N, other=0.0)
+    if NUMBERS == "nf4":
+        # Triton fetches no codes ahead if they are places in a table.
+        both_NH = tl.load(codes_NH + first // 2, mask=first_N[:, None], other=0)
     for step in range(0, SPLIT, 2 * H):
         begin = first + step
         if INPUTS % SPLIT == 0:
@@ -192,9 +222,27 @@ def split_sum(
             low_NH, high_NH = live_N1 & low_H[None, :], live_N1 & high_H[None, :]
             low_N, high_N = live_N & (begin < INPUTS), live_N & (begin + H < INPUTS)
             low_M, high_M = live_M & (begin < INPUTS), live_M & (begin + H < INPUTS)
+        # The scales of the next step arrive while this one is computed, as do codes of a table.
+        after = begin + 2 * H
+        next_N = live_N & (step + 2 * H < SPLIT) & (after < INPUTS)
+        if GROUP != 0:
+            next_scale_N = tl.load(scales_N + after // GROUP * ROWS, mask=next_N, other=0.0)
+            if not whole:
+                at = (begin + H) // GROUP * ROWS
+                high_scale_N = tl.load(scales_N + at, mask=high_N, other=0.0)
+        if SHIFTED:
+            shift_N = tl.load(shifts_N + begin // GROUP * ROWS, mask=low_N, other=0.0)
+            sum_M = tl.load(sums_M + begin // unit, mask=low_M, other=0.0)
+            if not whole:
+                at = (begin + H) // GROUP * ROWS
+                high_shift_N = tl.load(shifts_N + at, mask=high_N, other=0.0)
+                high_sum_M = tl.load(sums_M + begin // unit + 1, mask=high_M, other=0.0)
         if NUMBERS == "int8" or NUMBERS == "fp8":
             low_code = tl.load(codes_NH + begin, mask=low_NH, other=0)
             high_code = tl.load(codes_NH + begin + H, mask=high_NH, other=0)
+        elif NUMBERS == "nf4":
+            low_code, high_code = both_NH & 15, both_NH >> 4
+            both_NH = tl.load(codes_NH + after // 2, mask=next_N[:, None], other=0)
         else:
             both_NH = tl.load(codes_NH + begin // 2, mask=low_N[:, None], other=0)
             low_code, high_code = both_NH & 15, both_NH >> 4
@@ -206,26 +254,18 @@ def split_sum(
             acc_NM = tl.dot(low, a_HM, acc_NM, input_precision="ieee")
             acc_NM = tl.dot(high, b_HM, acc_NM, input_precision="ieee")
         else:
-            at = begin // GROUP * ROWS
             part_NM = tl.dot(low, a_HM, input_precision="ieee")
-            if GROUP % (2 * H) == 0:
+            if whole:
                 part_NM = tl.dot(high, b_HM, part_NM, input_precision="ieee")
-            scale_N = tl.load(scales_N + at, mask=low_N, other=0.0)
             acc_NM += part_NM * scale_N[:, None]
             if SHIFTED:
-                unit: tl.constexpr = 2 * H if GROUP % (2 * H) == 0 else H
-                shift_N = tl.load(shifts_N + at, mask=low_N, other=0.0)
-                sum_M = tl.load(sums_M + begin // unit, mask=low_M, other=0.0)
                 acc_NM += shift_N[:, None] * sum_M[None, :]
-            if GROUP % (2 * H) != 0:
-                at = (begin + H) // GROUP * ROWS
+            if not whole:
                 part_NM = tl.dot(high, b_HM, input_precision="ieee")
-                scale_N = tl.load(scales_N + at, mask=high_N, other=0.0)
-                acc_NM += part_NM * scale_N[:, None]
+                acc_NM += part_NM * high_scale_N[:, None]
                 if SHIFTED:
-                    shift_N = tl.load(shifts_N + at, mask=high_N, other=0.0)
-                    sum_M = tl.load(sums_M + (begin + H) // H, mask=high_M, other=0.0)
-                    acc_NM += shift_N[:, None] * sum_M[None, :]
+                    acc_NM += high_shift_N[:, None] * high_sum_M[None, :]
+            scale_N = next_scale_N
     if GROUP == 0:
         acc_NM *= tl.load(scales_N, mask=live_N, other=0.0)[:, None]
     return acc_NM
@@ -266,17 +306,14 @@ def _quantized_matmul(
     # A weight or a step's output may have too many elements for 32-bit offsets.
     row_M, output_N = row_M.to(tl.int64), output_N.to(tl.int64)
     live_M, live_N = row_M < rows, output_N < ROWS
-    unit: tl.constexpr = H if GROUP % (2 * H) != 0 else 2 * H
-    units: tl.constexpr = (INPUTS + unit - 1) // unit
     first = tl.program_id(2) if STORED else 0
     last = first + 1 if STORED else SPLITS
     total_NM = tl.zeros([N, M], tl.float32)
     for split in range(first, last):
         acc_NM = split_sum(
-            *(codes_OB + output_N * ROW_BYTES, scales_GO + output_N, shifts_GO + output_N),
-            *(x_TI + row_M * INPUTS, sums_TU + row_M * units, table),
-            *(split * SPLIT, live_N, live_M),
-            *(NUMBERS, INPUTS, ROWS, GROUP, SHIFTED, SPLIT, N, M, H),
+            *(x_TI, sums_TU, codes_OB, scales_GO, shifts_GO, table),
+            *(0, output_N, row_M, split * SPLIT, live_N, live_M),
+            *(NUMBERS, INPUTS, ROWS, ROW_BYTES, GROUP, GROUPS, SHIFTED, SPLIT, N, M, H),
         )
         if SCALED:
             acc_NM *= tl.load(factors_T + row_M, mask=live_M, other=0.0)[None, :]

@@ -14,7 +14,7 @@ padding; B bytes of a row's codes, G groups of inputs; P padded inputs, in the o
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -31,9 +31,11 @@ from baton_engine.layers.quantization.quantized_weight import (
 
 # Inputs of a half. The least is what a tensor core multiplies at once.
 HALVES = (64, 32, 16)
+# Of inputs.
+DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 # Kernels read the bits of fp8 and fp4 codes as those of a 16-bit float with a larger bias: their
 # numbers are this much smaller. A power of 2, so that scales change exactly.
-SMALLER: dict[Numbers, float] = {"fp8": 2.0**8, "fp4": 2.0**14}
+SMALLER: Mapping[Numbers, float] = {"fp8": 2.0**8, "fp4": 2.0**14}
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,11 +64,16 @@ class TritonWeight:
     group: int
     half: int
     inputs: Inputs
-    table: torch.Tensor | None  # of the numbers of codes that need one
+    tables: Mapping[torch.dtype, torch.Tensor] | None  # numbers by code, if no arithmetic has them
 
     @property
     def outputs(self) -> int:
         return self.codes_OB.shape[-2]
+
+    @property
+    def steps(self) -> int:
+        """Of all inputs."""
+        return -(-self.inputs.places // (2 * self.half))
 
     @property
     def nbytes(self) -> int:
@@ -128,7 +135,7 @@ def triton_weight(weight: QuantizedWeight) -> TritonWeight:
             input_scale=weight.input_scale,
             unit=unit if shifted else None,
         ),
-        table=_table(weight),
+        tables=_tables(weight),
     )
 
 
@@ -168,9 +175,7 @@ def _codes(weight: QuantizedWeight, place_P: torch.Tensor | None, half: int) -> 
     places = weight.inputs if place_P is None else len(place_P)
     row_bytes = -(-places // (2 * half)) * half if four else places
     rows_OJ = codes_OJ.flatten(0, -2)
-    packed_OB = torch.empty(
-        len(rows_OJ), row_bytes, dtype=codes_OJ.dtype, device=codes_OJ.device
-    )
+    packed_OB = torch.empty(len(rows_OJ), row_bytes, dtype=codes_OJ.dtype, device=codes_OJ.device)
     for some in _parts(len(rows_OJ), places):
         codes_RP = rows_OJ[some]
         if four:
@@ -199,8 +204,8 @@ def _by_group(values_OG: torch.Tensor) -> torch.Tensor:
     return values_OG.transpose(-1, -2).contiguous()
 
 
-def _table(weight: QuantizedWeight) -> torch.Tensor | None:
-    """Numbers that no arithmetic gives."""
+def _tables(weight: QuantizedWeight) -> Mapping[torch.dtype, torch.Tensor] | None:
     if weight.numbers != "nf4":
         return None
-    return torch.tensor(TABLES["nf4"], device=weight.codes_OJ.device)
+    table = torch.tensor(TABLES["nf4"], device=weight.codes_OJ.device)
+    return {dtype: table.to(dtype) for dtype in DTYPES}
