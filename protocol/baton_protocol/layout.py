@@ -31,7 +31,10 @@ from baton_protocol.figures import Size, Text
 from baton_protocol.ids import BlockId
 
 LAYOUT_VERSION = 1
-ITEM_BYTES = {"float32": 4, "bfloat16": 2, "float16": 2, "uint8": 1}
+ITEM_BYTES = {
+    **{"float32": 4, "bfloat16": 2, "float16": 2, "uint8": 1},
+    **{"int8": 1, "float8_e4m3fn": 1},  # codes, beside a field of EXPONENTS
+}
 DTYPE = rf"^({'|'.join(ITEM_BYTES)})\Z"
 CHUNK_LEAST_BYTES = 1 << 20
 CHUNK_MOST_BYTES = 4 << 20
@@ -40,6 +43,8 @@ CHUNK_SLACK = 0.03  # extra waste accepted for a smaller chunk, as a share of th
 VALUE_HEADER_BYTES = 96  # before each payload in the store (see baton_kvstore.data.chunk_format)
 # The name of the field of layers that keep one row per token instead of K and V.
 LATENT = "latent"
+# The end of the name of a field that has, for each row of codes of another field, their exponent.
+EXPONENTS = "_exponents"
 STRING_BYTES = 10  # what Redis adds to a long string (sds: lengths, type, and a NUL)
 
 
@@ -64,6 +69,19 @@ class KVField(msgspec.Struct, frozen=True):
 def keys_and_values(heads: int, size: int, dtype: str) -> tuple[KVField, ...]:
     """The fields of a layer whose K and V have the same shape."""
     return KVField("k", heads, size, dtype), KVField("v", heads, size, dtype)
+
+
+def in_codes(fields: Sequence[KVField], code: str) -> tuple[KVField, ...]:
+    """The same fields as 8-bit codes of dtype `code`, each followed by the exponents of its rows
+    (see baton_engine.kv.eight_bits)."""
+    return tuple(
+        part
+        for field in fields
+        for part in (
+            KVField(field.name, field.heads, field.size, code),
+            KVField(field.name + EXPONENTS, field.heads, 1, "int8"),
+        )
+    )
 
 
 class KVGroup(msgspec.Struct, frozen=True):
