@@ -515,9 +515,9 @@ def experts(setup: Setup, model: str, tokens: int, kind: Kind | None = None) -> 
         weights, least = ExpertWeights(*plain, *biases, mixture.clamped), bytes_of(*plain)
     else:
         shapes = (count, 2 * size, hidden), (count, hidden, size)
-        quantized = [random_weight(setup, kind, *shape) for shape in shapes]
-        weights = QuantizedExperts(*quantized, *biases, mixture.clamped)
-        least = sum(each.nbytes for each in quantized)
+        gate_up, down = (random_weight(setup, kind, *shape) for shape in shapes)
+        weights = QuantizedExperts(gate_up, down, *biases, mixture.clamped)
+        least = gate_up.nbytes + down.nbytes
     ops = ops_for("triton")
     packed = ops.pack_experts(weights)
     x_TD = setup.noise(tokens, hidden)
@@ -538,10 +538,11 @@ def experts(setup: Setup, model: str, tokens: int, kind: Kind | None = None) -> 
 
 def _wide_experts(x_TD: torch.Tensor, routes: Routes, weights: LoadedExperts) -> torch.Tensor:
     """The twin in float32."""
-    biases = (
+    gate_up_bias_EG, down_bias_ED = (
         None if each is None else each.float()
         for each in (weights.gate_up_bias_EG, weights.down_bias_ED)
     )
+    biases = gate_up_bias_EG, down_bias_ED
     wide: LoadedExperts
     if isinstance(weights, QuantizedExperts):
         wide = QuantizedExperts(weights.gate_up_EGD, weights.down_EDF, *biases, weights.clamped)

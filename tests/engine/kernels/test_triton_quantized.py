@@ -158,7 +158,11 @@ def test_quantized_weights_take_these_kernels_with_and_without_batch_invariance(
 
 
 def test_codes_take_no_more_memory_than_before_and_those_of_8_bits_are_not_copied() -> None:
-    for numbers, case in (("int4", Case(20, 576, 32)), ("int8", Case(20, 100, 0))):
+    cases: list[tuple[Numbers, Case]] = [
+        ("int4", Case(20, 576, 32)),
+        ("int8", Case(20, 100, 0)),
+    ]
+    for numbers, case in cases:
         weight = weight_of(numbers, case, shifted=True)
         packed = triton_weight(weight)
         assert packed.nbytes == weight.nbytes

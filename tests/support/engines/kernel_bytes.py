@@ -301,9 +301,10 @@ def _quantized(constants: Constants, splits: int) -> Bytes:
 
 def _quantized_row(shape: Shape, constants: Constants) -> int:
     """A row of inputs and the sums of its units."""
-    half, inputs = constants["H"], constants["INPUTS"]
+    half, inputs = int(constants["H"]), int(constants["INPUTS"])
     unit = half if constants["GROUP"] % (2 * half) else 2 * half
-    return inputs * shape.item + constants["SHIFTED"] * -(-inputs // unit) * FLOAT32
+    sums = -(-inputs // unit) * FLOAT32 if constants["SHIFTED"] else 0
+    return inputs * shape.item + sums
 
 
 def add_experts(shape: Shape, rows: Rows, constants: Constants) -> Bytes:

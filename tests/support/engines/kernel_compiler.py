@@ -286,9 +286,10 @@ def compute_experts(dtype: str, mixture: Mixture, kind: Kind | None = None) -> N
     shapes = (experts, 2 * size, hidden), (experts, hidden, size)
     weights: LoadedExperts
     if kind is None:
-        weights = ExpertWeights(*(numbers(*shape) for shape in shapes), *biases, mixture.clamped)
+        plain = numbers(*shapes[0]), numbers(*shapes[1])
+        weights = ExpertWeights(*plain, *biases, mixture.clamped)
     else:
-        quantized = (kind.weight(*shape) for shape in shapes)
+        quantized = kind.weight(*shapes[0]), kind.weight(*shapes[1])
         weights = QuantizedExperts(*quantized, *biases, mixture.clamped)
     packed = OPS.pack_experts(weights)
     for tokens in (1, 256):
