@@ -195,11 +195,10 @@ def small_operations(shape: Shape) -> None:
     OPS.put_sampled(tokens, tokens, torch.zeros(3, dtype=torch.int64))
 
 
-def sample() -> None:
-    for vocab in (1000, 151_936):
-        logits = torch.zeros(1, vocab)
-        for params in (SamplingParams(), SamplingParams(top_k=5, top_p=0.9, min_p=0.1)):
-            OPS.draw(logits, draws_of([Sample(0, 0, params)], CPU))
+def sample(vocab: int) -> None:
+    logits = torch.zeros(1, vocab)
+    for params in (SamplingParams(), SamplingParams(top_k=5, top_p=0.9, min_p=0.1)):
+        OPS.draw(logits, draws_of([Sample(0, 0, params)], CPU))
 
 
 # Outputs and inputs of products. Those with a bias have a last part of the inputs.
@@ -331,9 +330,13 @@ CASES = (
         for name, kind in KINDS.items()
     }
     | {
+        "bfloat16, head_dim 64, limited, sinks": Case(
+            partial(attend, "bfloat16", 64, LIMITS[", limited"] | SINKS, False), HEADS_OF_64
+        ),
         "norms and activations": Case(partial(small_operations, SHAPE)),
         "norms and activations of Qwen3-8B": Case(partial(small_operations, WIDE), WIDE),
-        "sampling": Case(sample),
+        "sampling": Case(partial(sample, 151_936)),
+        "sampling of 1,000 ids": Case(partial(sample, 1000)),
         "products of Qwen3-0.6B": Case(partial(multiply, "bfloat16", QWEN)),
         "products in bfloat16": Case(partial(multiply, "bfloat16", [*WIDTHS, *BIASED])),
         "products in float32": Case(
@@ -360,8 +363,7 @@ CASES = (
 # Attention takes most of the time, so only one of the exact and one of the other cases.
 QUICK = {
     "bfloat16, head_dim 128, exact": 90,
-    "bfloat16, head_dim 64, limited": 90,
-    "bfloat16, head_dim 64, sinks, exact": 90,
+    "bfloat16, head_dim 64, limited, sinks": 90,
     "latent rows of DeepSeek V3": 90,
     "norms and activations of Qwen3-8B": 80,
     "sampling": 80,
