@@ -41,10 +41,10 @@ from baton_engine.runner.plan import EnginePlan, make_plan
 from baton_engine.runner.profile_run import PROFILE_BLOCKS, profile
 from baton_engine.runner.state_check import blocks_needed, check_state
 from baton_engine.runner.warm_up import counting, describe, warm_all
+from baton_engine.weights.checkpoint import weight_files
 from baton_engine.weights.digest import check_unchanged, file_states, tensor_digests
 from baton_engine.weights.dummy import dummy_digests, fill_slots
 from baton_engine.weights.loader import load_weights
-from baton_engine.weights.safetensors_files import weight_files
 from baton_protocol.fingerprint import TensorDigest, fingerprint
 
 # On a CPU, torch and oneDNN each cache compiled products, one per shape and 1,024 by default. Each
