@@ -14,6 +14,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
+from itertools import pairwise
 from typing import Any
 
 import torch
@@ -26,13 +27,23 @@ from baton_engine.attention.triton_store_kv import store_kv
 from baton_engine.build import ops_for
 from baton_engine.config.families import read_config
 from baton_engine.config.model_config import AttentionSpec, RopeConfig
+from baton_engine.config.quantization.scheme import BITS, Numbers
 from baton_engine.interface import Row, Sample
 from baton_engine.kv.eight_bits import decoded, encoded
 from baton_engine.kv.kv_pool import TorchMemory
-from baton_engine.layers.experts import ClampedSwiGLU, ExpertWeights, Routes, experts_twin
+from baton_engine.layers.experts import (
+    ClampedSwiGLU,
+    ExpertWeights,
+    LoadedExperts,
+    QuantizedExperts,
+    Routes,
+    experts_twin,
+)
 from baton_engine.layers.ops import TORCH_OPS
+from baton_engine.layers.quantization.quantized_weight import QuantizedWeight, quantized_twin
 from baton_engine.layers.rotary import HeadNorm, Rope
 from baton_engine.layers.triton_matmul import FIXED_TILE
+from baton_engine.layers.triton_quantized.products import QUANTIZED_TILE, QUANTIZED_TILE_HEAD
 from baton_engine.sampling.metadata import draws_of
 from baton_protocol.ids import BlockId
 from baton_protocol.layout import CODES, EXPONENTS, LATENT, KVField, KVLayout
@@ -408,6 +419,81 @@ def fixed_product(setup: Setup, outputs: int, inputs: int, tokens: int) -> Trial
 
 
 @dataclass(frozen=True, slots=True)
+class Kind:
+    """How weights are quantized; `group` 0: one scale per output."""
+
+    numbers: Numbers
+    group: int = 0
+    shifted: bool = False
+    activations: Numbers | None = None
+
+
+INT4 = "int4 by 128"
+KINDS: Mapping[str, Kind] = {
+    INT4: Kind("int4", 128),
+    "int4 by 32, shifted": Kind("int4", 32, shifted=True),
+    "int8, rounded inputs": Kind("int8", activations="int8"),
+    "fp8 by 128": Kind("fp8", 128),
+    "fp4 by 16": Kind("fp4", 16),
+    "nf4 by 64": Kind("nf4", 64),
+}
+
+
+def random_weight(setup: Setup, kind: Kind, *shape: int) -> QuantizedWeight:
+    """Random codes, with scales that give outputs about the size of inputs."""
+    *outputs, inputs = shape
+    group, four = kind.group or inputs, BITS[kind.numbers] == 4
+    codes = torch.randint(
+        *(0, 256, (*outputs, inputs // 2 if four else inputs)),
+        dtype=torch.uint8,
+        device=setup.device,
+    )
+    if kind.numbers == "int8":
+        codes = codes.view(torch.int8)
+    if kind.numbers == "fp8":
+        codes = torch.where(codes & 0x7F == 0x7F, 0, codes).view(torch.float8_e4m3fn)  # no NaN
+    places = *outputs, -(-inputs // group)
+    scales = torch.rand(places, device=setup.device) / ((4 if four else 64) * inputs**0.5)
+    shifts = torch.rand(places, device=setup.device) / inputs**0.5 if kind.shifted else None
+    return QuantizedWeight(
+        *(kind.numbers, codes, scales, group, inputs, shifts), activations=kind.activations
+    )
+
+
+def quantized_product(setup: Setup, kind: str, outputs: int, inputs: int, tokens: int) -> Trial:
+    """A product with codes. Its time stands beside that of the library with a plain weight."""
+    outputs, inputs = setup.at_most(outputs, DRY_OUTPUTS), setup.at_most(inputs, DRY_OUTPUTS)
+    tokens = setup.at_most(tokens)
+    weight, x_TI = random_weight(setup, KINDS[kind], outputs, inputs), setup.noise(tokens, inputs)
+    product, plain_OI = QUANTIZED_TILE.product(weight, None), setup.noise(outputs, inputs)
+    expected_TO = quantized_twin(weight, None, torch.float32)(x_TI)
+    return Trial(
+        run=lambda: (product(x_TI),),
+        expected=(expected_TO,),
+        tolerance=ROUNDING[setup.dtype],
+        bytes=weight.nbytes + bytes_of(x_TI) + expected_TO.numel() * x_TI.element_size(),
+        operations=2 * tokens * outputs * inputs,
+        twin=lambda: F.linear(x_TI, plain_OI),
+    )
+
+
+def equal_bits(setup: Setup, kind: str) -> Trial:
+    """Rows in steps of each tile have the bits that they have in one step."""
+    outputs, inputs = setup.at_most(1024, DRY_OUTPUTS), setup.at_most(2048, DRY_OUTPUTS)
+    weight = random_weight(setup, KINDS[kind], outputs, inputs)
+    x_TI = setup.noise(setup.at_most(200), inputs)
+    product = QUANTIZED_TILE_HEAD.product(weight, None)
+    begins = [setup.at_most(begin) for begin in (0, 1, 17, 81, 200)]
+    parts = [x_TI[begin:end] for begin, end in pairwise(begins) if end > begin]
+    return Trial(
+        run=lambda: (torch.cat([product(part) for part in parts]),),
+        expected=(product(x_TI),),
+        tolerance=EQUAL,
+        bytes=weight.nbytes * len(parts),
+    )
+
+
+@dataclass(frozen=True, slots=True)
 class Mixture:
     """Experts of a model. With `clamped` they have biases."""
 
@@ -424,45 +510,56 @@ MIXTURES: Mapping[str, Mixture] = {
 }
 
 
-def experts(setup: Setup, model: str, tokens: int) -> Trial:
+def experts(setup: Setup, model: str, tokens: int, kind: Kind | None = None) -> Trial:
     """All experts of a layer, each token with random ones. Other experts' weights are not read."""
     mixture, tokens = MIXTURES[model], setup.at_most(tokens)
     hidden, size = (setup.at_most(each, DRY_OUTPUTS) for each in (mixture.hidden, mixture.size))
     count, chosen = setup.at_most(mixture.experts), setup.at_most(mixture.chosen, 2)
     biased = mixture.clamped is not None
-    weights = ExpertWeights(
-        *(setup.noise(count, 2 * size, hidden) / hidden**0.5, setup.noise(count, hidden, size)),
+    biases = (
         setup.noise(count, 2 * size) if biased else None,
         setup.noise(count, hidden) if biased else None,
-        mixture.clamped,
     )
+    weights: LoadedExperts
+    if kind is None:
+        plain = setup.noise(count, 2 * size, hidden) / hidden**0.5, setup.noise(count, hidden, size)
+        weights, least = ExpertWeights(*plain, *biases, mixture.clamped), bytes_of(*plain)
+    else:
+        shapes = (count, 2 * size, hidden), (count, hidden, size)
+        gate_up, down = (random_weight(setup, kind, *shape) for shape in shapes)
+        weights = QuantizedExperts(gate_up, down, *biases, mixture.clamped)
+        least = gate_up.nbytes + down.nbytes
+    ops = ops_for("triton")
+    packed = ops.pack_experts(weights)
     x_TD = setup.noise(tokens, hidden)
     scores_TE = torch.rand(tokens, count, device=setup.device)
     ids_TC = scores_TE.topk(chosen).indices.sort(-1).values
     routes = Routes(ids_TC, torch.rand(tokens, chosen, device=setup.device))
     used = len(set(ids_TC.flatten().tolist()))
     return Trial(
-        run=lambda: (ops_for("triton").experts(x_TD, routes, weights),),
+        run=lambda: (ops.experts(x_TD, routes, packed),),
         expected=(_wide_experts(x_TD, routes, weights),),
         tolerance=ROUNDING[setup.dtype],
-        bytes=bytes_of(weights.gate_up_EGD, weights.down_EDF) * used // count
-        + bytes_of(x_TD, x_TD),
+        bytes=least * used // count + bytes_of(x_TD, x_TD),
         operations=2 * tokens * chosen * 3 * hidden * size,
         twin=lambda: experts_twin(x_TD, routes, weights),
         twin_waits=True,
     )
 
 
-def _wide_experts(x_TD: torch.Tensor, routes: Routes, weights: ExpertWeights) -> torch.Tensor:
+def _wide_experts(x_TD: torch.Tensor, routes: Routes, weights: LoadedExperts) -> torch.Tensor:
     """The twin in float32."""
-    gate_up_bias_EG, down_bias_ED = weights.gate_up_bias_EG, weights.down_bias_ED
-    wide = ExpertWeights(
-        weights.gate_up_EGD.float(),
-        weights.down_EDF.float(),
-        None if gate_up_bias_EG is None else gate_up_bias_EG.float(),
-        None if down_bias_ED is None else down_bias_ED.float(),
-        weights.clamped,
+    gate_up_bias_EG, down_bias_ED = (
+        None if each is None else each.float()
+        for each in (weights.gate_up_bias_EG, weights.down_bias_ED)
     )
+    biases = gate_up_bias_EG, down_bias_ED
+    wide: LoadedExperts
+    if isinstance(weights, QuantizedExperts):
+        wide = QuantizedExperts(weights.gate_up_EGD, weights.down_EDF, *biases, weights.clamped)
+    else:
+        plain = weights.gate_up_EGD.float(), weights.down_EDF.float()
+        wide = ExpertWeights(*plain, *biases, weights.clamped)
     return experts_twin(x_TD.float(), routes, wide)
 
 
@@ -780,6 +877,26 @@ ROWS: tuple[KernelRow, ...] = (
             f"experts, {model}, {rows_of(tokens)}", partial(experts, model=model, tokens=tokens)
         )
         for model in MIXTURES
+        for tokens in (1, 32, 2048)
+    ),
+    *(
+        KernelRow(
+            f"quantized, {kind}, {outputs} x {inputs}, {rows_of(tokens)}",
+            partial(quantized_product, kind=kind, outputs=outputs, inputs=inputs, tokens=tokens),
+        )
+        for kind in KINDS
+        for outputs, inputs in (PRODUCTS if kind == INT4 else PRODUCTS[1:2])
+        for tokens in ((1, 32, 2048) if kind == INT4 else (1, 2048))
+    ),
+    *(
+        KernelRow(f"quantized, {kind}, equal bits", partial(equal_bits, kind=kind))
+        for kind in KINDS
+    ),
+    *(
+        KernelRow(
+            f"MXFP4 experts, gpt-oss-20b, {rows_of(tokens)}",
+            partial(experts, model="gpt-oss-20b", tokens=tokens, kind=Kind("fp4", 32)),
+        )
         for tokens in (1, 32, 2048)
     ),
 )

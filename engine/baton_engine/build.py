@@ -272,8 +272,10 @@ def ops_for(kernels: Kernels) -> Ops:
 
 
 def linear_methods(kernels: Kernels, *, exact: bool) -> MethodOf:
-    if kernels == "torch" or not exact:
+    """With Triton's kernels, quantized weights take the same one in any case: no library multiplies
+    them."""
+    if kernels == "torch":
         return packed_methods
-    from baton_engine.layers.triton_matmul import fixed_tile_methods
+    from baton_engine.layers.triton_matmul import fixed_tile_methods, quantized_tile_methods
 
-    return fixed_tile_methods
+    return fixed_tile_methods if exact else quantized_tile_methods

@@ -33,6 +33,7 @@ from baton_engine.layers.quantization.cpu_experts import (
     multiply_quantized_experts,
 )
 from baton_engine.layers.rotary import HeadNorm, RopeTables, rotate
+from baton_engine.layers.triton_quantized.weight import TritonExperts
 from baton_engine.sampling.metadata import Draws
 from baton_engine.sampling.sampler import draw
 
@@ -109,6 +110,7 @@ class TorchOps:
             return multiply_experts(x_TD, routes.ids_TC, routes.weights_TC, weights)
         if isinstance(weights, QuantizedCPUExperts):
             return multiply_quantized_experts(x_TD, routes.ids_TC, routes.weights_TC, weights)
+        assert not isinstance(weights, TritonExperts), "packed for a GPU"
         return experts_twin(x_TD, routes, weights)
 
     def draw(self, logits_SV: torch.Tensor, draws: Draws) -> torch.Tensor:
