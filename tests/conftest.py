@@ -49,8 +49,17 @@ hypothesis.settings.load_profile("any speed")
 
 @pytest.fixture(scope="session")
 def tiny_model() -> Callable[[str], Path]:
-    """Name of a random tiny model -> its folder (see tests/support/engines/tiny_models)."""
-    return make_tiny_model
+    """Name of a random tiny model -> its folder (see tests/support/engines/tiny_models). "NAME in
+    LAYOUT" is the same model with quantized weights (see quantized/quantized_models beside it)."""
+
+    def folder_of(name: str) -> Path:
+        if " in " not in name:
+            return make_tiny_model(name)
+        from tests.support.engines.quantized.quantized_models import model_folders  # loads torch
+
+        return model_folders(name).folder
+
+    return folder_of
 
 
 @pytest.fixture(scope="session")

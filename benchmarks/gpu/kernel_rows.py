@@ -14,6 +14,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
+from itertools import pairwise
 from typing import Any
 
 import torch
@@ -26,15 +27,26 @@ from baton_engine.attention.triton_store_kv import store_kv
 from baton_engine.build import ops_for
 from baton_engine.config.families import read_config
 from baton_engine.config.model_config import AttentionSpec, RopeConfig
+from baton_engine.config.quantization.scheme import BITS, Numbers
 from baton_engine.interface import Row, Sample
+from baton_engine.kv.eight_bits import decoded, encoded
 from baton_engine.kv.kv_pool import TorchMemory
-from baton_engine.layers.experts import ClampedSwiGLU, ExpertWeights, Routes, experts_twin
+from baton_engine.layers.experts import (
+    ClampedSwiGLU,
+    ExpertWeights,
+    LoadedExperts,
+    QuantizedExperts,
+    Routes,
+    experts_twin,
+)
 from baton_engine.layers.ops import TORCH_OPS
+from baton_engine.layers.quantization.quantized_weight import QuantizedWeight, quantized_twin
 from baton_engine.layers.rotary import HeadNorm, Rope
 from baton_engine.layers.triton_matmul import FIXED_TILE
+from baton_engine.layers.triton_quantized.products import QUANTIZED_TILE, QUANTIZED_TILE_HEAD
 from baton_engine.sampling.metadata import draws_of
 from baton_protocol.ids import BlockId
-from baton_protocol.layout import LATENT, KVField, KVLayout
+from baton_protocol.layout import CODES, EXPONENTS, LATENT, KVField, KVLayout
 from baton_protocol.sampling import SamplingParams
 from benchmarks.gpu.processes import ROOT
 from tests.support.engines.attention_specs import batch_of
@@ -261,9 +273,10 @@ def attention(
     soft_cap: float | None = None,
     sinks: bool = False,
     pool: int = 0,
+    code: str | None = None,
 ) -> Trial:
     """Attention over rows (start, tokens), longest one-token rows first. Blocks are scattered over
-    the pool; whatever no row may read is NaN."""
+    the pool; whatever no row may read is NaN. With `code`, the pool has codes of this dtype."""
     sizes = setup.sizes(model)
     spans = spans_of(setup, spans)
     memory = make_pool(setup, sizes, sum(map(blocks_of, spans)), pool)
@@ -276,11 +289,16 @@ def attention(
         soft_cap=soft_cap,
         sinks=sinks,
     )
-    return attention_over(setup, memory, spec, spans, exact=exact)
+    return attention_over(setup, memory, spec, spans, exact=exact, code=code)
 
 
 def latent_attention(
-    setup: Setup, model: str, spans: Sequence[tuple[int, int]], *, exact: bool = False
+    setup: Setup,
+    model: str,
+    spans: Sequence[tuple[int, int]],
+    *,
+    exact: bool = False,
+    code: str | None = None,
 ) -> Trial:
     """Attention over latent rows: k of all query heads and, as its first numbers, v."""
     latent, spans = DRY_LATENT if setup.dry else LATENTS[model], spans_of(setup, spans)
@@ -302,7 +320,7 @@ def latent_attention(
         value_dim=latent.value_dim,
         latent=True,
     )
-    return attention_over(setup, memory, spec, spans, exact=exact)
+    return attention_over(setup, memory, spec, spans, exact=exact, code=code)
 
 
 def attention_over(
@@ -312,27 +330,31 @@ def attention_over(
     spans: Sequence[tuple[int, int]],
     *,
     exact: bool,
+    code: str | None = None,
 ) -> Trial:
     rows = fill_rows(memory, spans)
     sinks_N = torch.randn(spec.num_heads, device=setup.device) if spec.sinks else None
     specs = [spec] * LAYERS
+    keys = layers_kv(memory, specs)[LAYER]
+    if code is not None:
+        memory = coded(memory, code)
     batch = batch_of(rows, memory.layout, setup.device)
     step = TritonAttention(memory, specs, exact=exact).begin(batch)
-    tokens, keys = sum(count for _, count in spans), layers_kv(memory, specs)[LAYER]
+    tokens = sum(count for _, count in spans)
     # q is a slice of a wider tensor, as a model's projections give it.
     heads_TZH = setup.noise(tokens, spec.num_heads + 2 * spec.num_kv_heads, spec.head_dim)
     q_TNH, k_TKH, v_TKH = torch.split(heads_TZH, [spec.num_heads, *[spec.num_kv_heads] * 2], dim=1)
     expected_TNV = by_definition(keys, spec, rows, q_TNH, sinks_N)
     seen = [seen_keys(start, count, spec.window) for start, count in spans]
     both = spec.head_dim + spec.value_dim
-    row_numbers = spec.num_kv_heads * (spec.head_dim if spec.latent else both)
-    numbers = tokens * spec.num_heads * both + sum(read for read, _ in seen) * row_numbers
+    row_bytes = memory.layout.layer_bytes() // BLOCK
+    moved = tokens * spec.num_heads * both * q_TNH.element_size()
     v = None if spec.latent else v_TKH
     return Trial(
         run=lambda: (step.attend(LAYER, q_TNH, k_TKH, v, stored=True, sinks_N=sinks_N),),
         expected=(expected_TNV,),
         tolerance=ROUNDING[setup.dtype],
-        bytes=numbers * q_TNH.element_size(),
+        bytes=moved + sum(read for read, _ in seen) * row_bytes,
         operations=2 * spec.num_heads * both * sum(pairs for _, pairs in seen),
     )
 
@@ -397,6 +419,81 @@ def fixed_product(setup: Setup, outputs: int, inputs: int, tokens: int) -> Trial
 
 
 @dataclass(frozen=True, slots=True)
+class Kind:
+    """How weights are quantized; `group` 0: one scale per output."""
+
+    numbers: Numbers
+    group: int = 0
+    shifted: bool = False
+    activations: Numbers | None = None
+
+
+INT4 = "int4 by 128"
+KINDS: Mapping[str, Kind] = {
+    INT4: Kind("int4", 128),
+    "int4 by 32, shifted": Kind("int4", 32, shifted=True),
+    "int8, rounded inputs": Kind("int8", activations="int8"),
+    "fp8 by 128": Kind("fp8", 128),
+    "fp4 by 16": Kind("fp4", 16),
+    "nf4 by 64": Kind("nf4", 64),
+}
+
+
+def random_weight(setup: Setup, kind: Kind, *shape: int) -> QuantizedWeight:
+    """Random codes, with scales that give outputs about the size of inputs."""
+    *outputs, inputs = shape
+    group, four = kind.group or inputs, BITS[kind.numbers] == 4
+    codes = torch.randint(
+        *(0, 256, (*outputs, inputs // 2 if four else inputs)),
+        dtype=torch.uint8,
+        device=setup.device,
+    )
+    if kind.numbers == "int8":
+        codes = codes.view(torch.int8)
+    if kind.numbers == "fp8":
+        codes = torch.where(codes & 0x7F == 0x7F, 0, codes).view(torch.float8_e4m3fn)  # no NaN
+    places = *outputs, -(-inputs // group)
+    scales = torch.rand(places, device=setup.device) / ((4 if four else 64) * inputs**0.5)
+    shifts = torch.rand(places, device=setup.device) / inputs**0.5 if kind.shifted else None
+    return QuantizedWeight(
+        *(kind.numbers, codes, scales, group, inputs, shifts), activations=kind.activations
+    )
+
+
+def quantized_product(setup: Setup, kind: str, outputs: int, inputs: int, tokens: int) -> Trial:
+    """A product with codes. Its time stands beside that of the library with a plain weight."""
+    outputs, inputs = setup.at_most(outputs, DRY_OUTPUTS), setup.at_most(inputs, DRY_OUTPUTS)
+    tokens = setup.at_most(tokens)
+    weight, x_TI = random_weight(setup, KINDS[kind], outputs, inputs), setup.noise(tokens, inputs)
+    product, plain_OI = QUANTIZED_TILE.product(weight, None), setup.noise(outputs, inputs)
+    expected_TO = quantized_twin(weight, None, torch.float32)(x_TI)
+    return Trial(
+        run=lambda: (product(x_TI),),
+        expected=(expected_TO,),
+        tolerance=ROUNDING[setup.dtype],
+        bytes=weight.nbytes + bytes_of(x_TI) + expected_TO.numel() * x_TI.element_size(),
+        operations=2 * tokens * outputs * inputs,
+        twin=lambda: F.linear(x_TI, plain_OI),
+    )
+
+
+def equal_bits(setup: Setup, kind: str) -> Trial:
+    """Rows in steps of each tile have the bits that they have in one step."""
+    outputs, inputs = setup.at_most(1024, DRY_OUTPUTS), setup.at_most(2048, DRY_OUTPUTS)
+    weight = random_weight(setup, KINDS[kind], outputs, inputs)
+    x_TI = setup.noise(setup.at_most(200), inputs)
+    product = QUANTIZED_TILE_HEAD.product(weight, None)
+    begins = [setup.at_most(begin) for begin in (0, 1, 17, 81, 200)]
+    parts = [x_TI[begin:end] for begin, end in pairwise(begins) if end > begin]
+    return Trial(
+        run=lambda: (torch.cat([product(part) for part in parts]),),
+        expected=(product(x_TI),),
+        tolerance=EQUAL,
+        bytes=weight.nbytes * len(parts),
+    )
+
+
+@dataclass(frozen=True, slots=True)
 class Mixture:
     """Experts of a model. With `clamped` they have biases."""
 
@@ -413,45 +510,56 @@ MIXTURES: Mapping[str, Mixture] = {
 }
 
 
-def experts(setup: Setup, model: str, tokens: int) -> Trial:
+def experts(setup: Setup, model: str, tokens: int, kind: Kind | None = None) -> Trial:
     """All experts of a layer, each token with random ones. Other experts' weights are not read."""
     mixture, tokens = MIXTURES[model], setup.at_most(tokens)
     hidden, size = (setup.at_most(each, DRY_OUTPUTS) for each in (mixture.hidden, mixture.size))
     count, chosen = setup.at_most(mixture.experts), setup.at_most(mixture.chosen, 2)
     biased = mixture.clamped is not None
-    weights = ExpertWeights(
-        *(setup.noise(count, 2 * size, hidden) / hidden**0.5, setup.noise(count, hidden, size)),
+    biases = (
         setup.noise(count, 2 * size) if biased else None,
         setup.noise(count, hidden) if biased else None,
-        mixture.clamped,
     )
+    weights: LoadedExperts
+    if kind is None:
+        plain = setup.noise(count, 2 * size, hidden) / hidden**0.5, setup.noise(count, hidden, size)
+        weights, least = ExpertWeights(*plain, *biases, mixture.clamped), bytes_of(*plain)
+    else:
+        shapes = (count, 2 * size, hidden), (count, hidden, size)
+        gate_up, down = (random_weight(setup, kind, *shape) for shape in shapes)
+        weights = QuantizedExperts(gate_up, down, *biases, mixture.clamped)
+        least = gate_up.nbytes + down.nbytes
+    ops = ops_for("triton")
+    packed = ops.pack_experts(weights)
     x_TD = setup.noise(tokens, hidden)
     scores_TE = torch.rand(tokens, count, device=setup.device)
     ids_TC = scores_TE.topk(chosen).indices.sort(-1).values
     routes = Routes(ids_TC, torch.rand(tokens, chosen, device=setup.device))
     used = len(set(ids_TC.flatten().tolist()))
     return Trial(
-        run=lambda: (ops_for("triton").experts(x_TD, routes, weights),),
+        run=lambda: (ops.experts(x_TD, routes, packed),),
         expected=(_wide_experts(x_TD, routes, weights),),
         tolerance=ROUNDING[setup.dtype],
-        bytes=bytes_of(weights.gate_up_EGD, weights.down_EDF) * used // count
-        + bytes_of(x_TD, x_TD),
+        bytes=least * used // count + bytes_of(x_TD, x_TD),
         operations=2 * tokens * chosen * 3 * hidden * size,
         twin=lambda: experts_twin(x_TD, routes, weights),
         twin_waits=True,
     )
 
 
-def _wide_experts(x_TD: torch.Tensor, routes: Routes, weights: ExpertWeights) -> torch.Tensor:
+def _wide_experts(x_TD: torch.Tensor, routes: Routes, weights: LoadedExperts) -> torch.Tensor:
     """The twin in float32."""
-    gate_up_bias_EG, down_bias_ED = weights.gate_up_bias_EG, weights.down_bias_ED
-    wide = ExpertWeights(
-        weights.gate_up_EGD.float(),
-        weights.down_EDF.float(),
-        None if gate_up_bias_EG is None else gate_up_bias_EG.float(),
-        None if down_bias_ED is None else down_bias_ED.float(),
-        weights.clamped,
+    gate_up_bias_EG, down_bias_ED = (
+        None if each is None else each.float()
+        for each in (weights.gate_up_bias_EG, weights.down_bias_ED)
     )
+    biases = gate_up_bias_EG, down_bias_ED
+    wide: LoadedExperts
+    if isinstance(weights, QuantizedExperts):
+        wide = QuantizedExperts(weights.gate_up_EGD, weights.down_EDF, *biases, weights.clamped)
+    else:
+        plain = weights.gate_up_EGD.float(), weights.down_EDF.float()
+        wide = ExpertWeights(*plain, *biases, weights.clamped)
     return experts_twin(x_TD.float(), routes, wide)
 
 
@@ -471,6 +579,18 @@ def make_pool(setup: Setup, sizes: Sizes, blocks: int, least: int) -> TorchMemor
     memory = TorchMemory(layout, blocks + SPARE_BLOCKS, setup.device)
     kv_of(memory).fill_(torch.nan)
     return memory
+
+
+def coded(memory: TorchMemory, code: str) -> TorchMemory:
+    """A pool with the codes of another pool's numbers, which are then rounded as these."""
+    layout = memory.layout.in_dtype(code)
+    found = TorchMemory(layout, len(memory.pool) - 1, memory.pool.device)
+    for name, numbers in memory.fields.items():
+        codes, exponents = encoded(numbers, found.fields[name].dtype)
+        found.fields[name].copy_(codes)
+        found.fields[name + EXPONENTS].copy_(exponents)
+        numbers.copy_(decoded(codes, exponents, numbers.dtype))
+    return found
 
 
 def last_slots(memory: TorchMemory, tokens: int) -> torch.Tensor:
@@ -619,6 +739,32 @@ ROWS: tuple[KernelRow, ...] = (
         "attention, Qwen3-8B, 64 rows of 1024",
         partial(attention, model="Qwen3-8B", spans=_step(64, 1024)),
     ),
+    *(
+        KernelRow(
+            f"attention, {exact}KV in {code}, 64 rows of 1024",
+            partial(
+                attention,
+                model="Qwen3-0.6B",
+                spans=_step(64, 1024),
+                exact=bool(exact),
+                code=code,
+            ),
+        )
+        for code in CODES
+        for exact in ("", "exact, ")
+    ),
+    KernelRow(
+        "attention, KV in int8, 1 row of 8192",
+        partial(attention, model="Qwen3-0.6B", spans=_step(1, 8192), code="int8"),
+    ),
+    KernelRow(
+        "attention, KV in int8, a prompt of 1024",
+        partial(attention, model="Qwen3-0.6B", spans=[(0, 1024)], code="int8"),
+    ),
+    KernelRow(
+        "attention, DeepSeek-V2-Lite, KV in int8, 64 rows of 1024",
+        partial(latent_attention, model="DeepSeek-V2-Lite", spans=_step(64, 1024), code="int8"),
+    ),
     KernelRow(
         "attention, Gemma-2, 32 rows of 8192",
         partial(attention, model="Gemma-2-2B", spans=_step(32, 8192), **GEMMA_LIMITS),
@@ -731,6 +877,26 @@ ROWS: tuple[KernelRow, ...] = (
             f"experts, {model}, {rows_of(tokens)}", partial(experts, model=model, tokens=tokens)
         )
         for model in MIXTURES
+        for tokens in (1, 32, 2048)
+    ),
+    *(
+        KernelRow(
+            f"quantized, {kind}, {outputs} x {inputs}, {rows_of(tokens)}",
+            partial(quantized_product, kind=kind, outputs=outputs, inputs=inputs, tokens=tokens),
+        )
+        for kind in KINDS
+        for outputs, inputs in (PRODUCTS if kind == INT4 else PRODUCTS[1:2])
+        for tokens in ((1, 32, 2048) if kind == INT4 else (1, 2048))
+    ),
+    *(
+        KernelRow(f"quantized, {kind}, equal bits", partial(equal_bits, kind=kind))
+        for kind in KINDS
+    ),
+    *(
+        KernelRow(
+            f"MXFP4 experts, gpt-oss-20b, {rows_of(tokens)}",
+            partial(experts, model="gpt-oss-20b", tokens=tokens, kind=Kind("fp4", 32)),
+        )
         for tokens in (1, 32, 2048)
     ),
 )

@@ -389,7 +389,8 @@ class NodeReport(msgspec.Struct, frozen=True, kw_only=True):
     `replaced_by` the revision that replaces it for good; both are "" if unset. `protocol` is the
     node's PROTOCOL_VERSION. `max_num_seqs` is how many sequences it computes at once (0: unknown).
     `model_made` is when its model's files were written, in Unix seconds (0: it has no files).
-    `exact` is that of its engine; a node that does not report it counts as "numeric".
+    `exact` is that of its engine; a node that does not report it counts as "numeric". `weights` is
+    the dtype of its weights, or how they are quantized ("": unknown or none).
     """
 
     node: Name
@@ -416,6 +417,7 @@ class NodeReport(msgspec.Struct, frozen=True, kw_only=True):
     max_num_seqs: Count = 0
     model_made: Count = 0
     exact: Exact = "numeric"
+    weights: Text = ""
 
 
 def exact_together(nodes: Iterable[Exact]) -> Exact:
@@ -444,15 +446,18 @@ def kind_of(report: NodeReport) -> Kind:
 
 
 def differing(first: NodeReport, second: NodeReport) -> list[str]:
-    """Return what makes two nodes differ in Kind: "fingerprint" and names of artifacts. Empty if
-    they are of one Kind."""
+    """Return what makes two nodes differ in Kind: "fingerprint", of its parts the "weights"' format
+    and the "layout" of KV, and names of artifacts. Empty if they are of one Kind."""
     first_files, second_files = first.artifacts, second.artifacts
     names = [
         name
         for name in sorted({*first_files, *second_files})
         if first_files.get(name) != second_files.get(name)
     ]
-    return ["fingerprint"] * (first.fingerprint != second.fingerprint) + names
+    if first.fingerprint == second.fingerprint:
+        return names
+    weights = ["weights"] * (first.weights != second.weights)
+    return ["fingerprint", *weights, *["layout"] * (first.layout != second.layout), *names]
 
 
 class FetchReport(msgspec.Struct, frozen=True, kw_only=True):

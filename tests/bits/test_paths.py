@@ -8,21 +8,31 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import replace
-from itertools import cycle, islice
+from itertools import cycle, islice, product
 from pathlib import Path
 
 import pytest
 
-from tests.bits.cells import DTYPES, MODELS, SUBJECTS, Bench, Differs, ids_in
+from tests.bits.cells import DTYPES, MODELS, SUBJECTS, Bench, Differs, ids_in, run
 from tests.bits.origin import first_difference
 from tests.bits.paths import PATHS
 from tests.bits.store_paths import STORE_PATHS
+from tests.support.engines.quantized.quantized_models import EACH_KIND
 from tests.support.needs import needs
 
 ALL_PATHS: Mapping[str, Callable[[Bench], None]] = {**PATHS, **STORE_PATHS}
 SMOKE = list(
     islice(zip(cycle(MODELS), cycle(DTYPES), cycle(ALL_PATHS)), max(len(MODELS), len(ALL_PATHS)))
 )
+# A product rounds the inputs of a token, which others in the batch must not change.
+QUANTIZED_SMOKE = [("qwen3-gqa2 in w8a8", "bfloat16", "handed off")]
+
+# KV in 8 bits: the same models on the same paths, of which `make test` runs one.
+EIGHT_BITS = [(*each, code) for code in ("int8", "fp8") for each in SMOKE]
+QUICK_EIGHT_BITS = ("llama-head64", "bfloat16", "handed off", "int8")
+# KV that is rounded for the store's codec: the same models on the same paths, of which `make test`
+# runs a hand-off and a lost node.
+QUICK_CODEC = [("llama-gqa4", "bfloat16", "handed off"), ("llama-head64", "bfloat16", "node lost")]
 
 
 def marks_of(path: str) -> tuple[pytest.MarkDecorator, ...]:
@@ -73,7 +83,8 @@ def bench_of(
 
 @pytest.mark.shows("bitwise")
 @pytest.mark.parametrize(
-    ("model", "dtype", "path"), [pytest.param(*each, marks=marks_of(each[2])) for each in SMOKE]
+    ("model", "dtype", "path"),
+    [pytest.param(*each, marks=marks_of(each[2])) for each in (*SMOKE, *QUANTIZED_SMOKE)],
 )
 def test_a_request_has_the_bits_that_it_has_alone(
     model: str, dtype: str, path: str, bench_of: Callable[..., Bench]
@@ -81,10 +92,51 @@ def test_a_request_has_the_bits_that_it_has_alone(
     check(replace(bench_of(model, dtype, path), thorough=False), path)
 
 
+@pytest.mark.shows("bitwise")
+@pytest.mark.parametrize(
+    ("model", "dtype", "path", "code"),
+    [pytest.param(*QUICK_EIGHT_BITS, marks=marks_of("handed off"))]
+    + [pytest.param(*each, marks=(pytest.mark.long, *marks_of(each[2]))) for each in EIGHT_BITS],
+)
+def test_kv_in_8_bits_gives_a_request_the_bits_that_it_has_alone(
+    model: str, dtype: str, path: str, code: str, bench_of: Callable[..., Bench]
+) -> None:
+    check(replace(bench_of(model, dtype, path), thorough=False, kv_cache_dtype=code), path)
+
+
+@pytest.mark.parametrize(
+    ("model", "dtype"),
+    [
+        ("llama-head64", "bfloat16"),
+        pytest.param("deepseek-v3", "float32", marks=pytest.mark.long),
+        pytest.param("gpt-oss", "bfloat16", marks=pytest.mark.long),
+    ],
+)
+def test_a_cache_of_codes_gives_the_bits_of_a_store_of_codes(
+    model: str, dtype: str, tiny_model: Callable[[str], Path]
+) -> None:
+    cache = Bench(tiny_model(model), dtype, kv_cache_dtype="int8")
+    engine = Bench(tiny_model(model), dtype).engine(store_codec="int8")
+    cache.check_all("codes in the store", run(engine, [each.request() for each in SUBJECTS]))
+
+
+@pytest.mark.shows("bitwise")
+@pytest.mark.parametrize(
+    ("model", "dtype", "path"),
+    [pytest.param(*each, marks=marks_of(each[2])) for each in QUICK_CODEC]
+    + [pytest.param(*each, marks=(pytest.mark.long, *marks_of(each[2]))) for each in SMOKE],
+)
+def test_a_codec_of_the_store_gives_a_request_the_bits_that_it_has_alone(
+    model: str, dtype: str, path: str, bench_of: Callable[..., Bench]
+) -> None:
+    check(replace(bench_of(model, dtype, path), thorough=False, store_codec="int8"), path)
+
+
 @pytest.mark.long
 @pytest.mark.parametrize("path", [pytest.param(p, marks=marks_of(p)) for p in ALL_PATHS])
-@pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize("model", MODELS)
+@pytest.mark.parametrize(
+    ("model", "dtype"), [*product(MODELS, DTYPES), *zip(EACH_KIND, cycle(DTYPES), strict=False)]
+)
 @pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)])
 def test_a_request_has_the_bits_that_it_has_alone_on_every_path(
     device: str, model: str, dtype: str, path: str, bench_of: Callable[..., Bench]

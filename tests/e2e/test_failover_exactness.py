@@ -5,7 +5,6 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from pathlib import Path
 
 import pytest
 
@@ -13,6 +12,7 @@ from tests.support.clients.http import all_at_once, ids_of
 from tests.support.clients.mix import COMPLETIONS
 from tests.support.clients.streams import StreamedAnswer, ask
 from tests.support.engines.exactness import Tally, compare, reference
+from tests.support.engines.quantized.quantized_models import EACH_KIND, model_folders
 from tests.support.engines.tiny_models import BRIDGE_MODELS, EACH_FAMILY, prompt_of
 from tests.support.pools.processes import Cluster
 
@@ -20,6 +20,8 @@ NEW_TOKENS = 40
 LENGTHS = (1, 15, 16, 33, 70, 131, 200, 300)
 HANDED_OFF = [prompt_of(length, seed=5) for length in LENGTHS]
 FAILED_OVER = [prompt_of(length, seed=6) for length in LENGTHS]
+# A layout that rounds the inputs of layers, as transformers with the plain weights does not.
+ROUNDS_INPUTS = "w8a8"
 KILLED_AT = 8  # tokens of the first answer
 FLAGS = ("--dtype", "float32", "--threads", "1", "--chunk-blocks", "2", "--kv-blocks", "600")
 
@@ -28,25 +30,40 @@ FLAGS = ("--dtype", "float32", "--threads", "1", "--chunk-blocks", "2", "--kv-bl
 @pytest.mark.shows("handed off", "failed over")
 @pytest.mark.parametrize("name", [*EACH_FAMILY, *BRIDGE_MODELS])
 def test_ids_equal_those_of_transformers_after_a_hand_off_and_after_a_killed_decode_node(
-    name: str, tiny_model: Callable[[str], Path], record_property: Callable[[str, object], None]
+    name: str, record_property: Callable[[str, object], None]
 ) -> None:
-    folder, tally = tiny_model(name), Tally()
-    flags = ("--model", str(folder), *FLAGS)
+    record_property("exactness", checked(name))
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("name", [each for each in EACH_KIND if not each.endswith(ROUNDS_INPUTS)])
+def test_ids_of_quantized_weights_equal_those_of_transformers_with_the_same_numbers(
+    name: str, record_property: Callable[[str, object], None]
+) -> None:
+    record_property("exactness", checked(name))
+
+
+def checked(name: str) -> str:
+    """Compare the ids of a pool with those of transformers, and describe them."""
+    folders, tally = model_folders(name), Tally()
+    flags = ("--model", str(folders.folder), *FLAGS)
     with Cluster(1, 1, flags=flags, router_flags=["--handoff=always"]) as pool:
         answers = all_at_once(
             pool.url, HANDED_OFF, max_tokens=NEW_TOKENS, temperature=0, ignore_eos=True
         )
         for prompt, answer in zip(HANDED_OFF, answers, strict=True):
             [ids] = ids_of(answer)
-            compare(reference(folder, prompt, NEW_TOKENS, ids), ids, tally, "handed off")
+            expected = reference(folders.plain, prompt, NEW_TOKENS, ids)
+            compare(expected, ids, tally, "handed off")
         handoffs = [node["load"]["handoffs_total"] for node in pool.pool()["nodes"]]
         assert sum(handoffs) == len(HANDED_OFF)
         for prompt, ids in zip(FAILED_OVER, killed(pool), strict=True):
-            compare(reference(folder, prompt, NEW_TOKENS, ids), ids, tally, "failed over")
+            expected = reference(folders.plain, prompt, NEW_TOKENS, ids)
+            compare(expected, ids, tally, "failed over")
         moved = [pool.witness.placements(prompt)[-1].attempt > 1 for prompt in FAILED_OVER]
         assert any(moved)
-    record_property("exactness", f"{name}, handed off and failed over: {tally}, {sum(moved)} moved")
     tally.check()
+    return f"{name}, handed off and failed over: {tally}, {sum(moved)} moved"
 
 
 def killed(pool: Cluster) -> list[list[int]]:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import pytest
 
 from tests.faults.conftest import TORCH_MODEL
+from tests.support.engines.quantized.quantized_models import EACH_KIND
 from tests.support.engines.tiny_models import EXPERT_MODELS, FIRST_SPECIAL
 from tests.support.faults.cases import Sizes
 from tests.support.faults.rows import Row
@@ -58,6 +59,14 @@ KV_ROWS: tuple[Row, ...] = (
     Row("decode", "last lost", "kill", "greedy"),
     Row("data", "half published", "kill", "greedy"),
 )
+# Where a sequence's numbers could change with the node: its prompt is computed again, its grammar
+# and its other choices are continued.
+QUANTIZED_ROWS: tuple[Row, ...] = (
+    Row("prefill", "half published", "kill", "two"),
+    Row("decode", "mid-stream", "kill", "greedy"),
+    Row("decode", "mid-stream", "kill", "grammar"),
+    Row("decode", "mid-stream", "drain", "seeded"),
+)
 BRIDGED: tuple[Row, ...] = (
     Row("decode", "mid-stream", "kill", "greedy"),
     Row("decode", "parked", "kill", "greedy"),
@@ -92,6 +101,24 @@ def test_a_killed_decode_node_changes_no_answer_of_a_model_with_experts(
 )
 @pytest.mark.parametrize("row", KV_ROWS, ids=str)
 def test_a_fault_changes_no_answer_with_each_kind_of_kv(
+    row: Row, torch_pool: Cluster, torch_undisturbed: Cluster
+) -> None:
+    run_row(torch_pool, row, torch_undisturbed, sizes=SIZES)
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("store_codec", ["int8"], indirect=True)
+@pytest.mark.parametrize("row", KV_ROWS, ids=str)
+def test_a_fault_changes_no_answer_with_a_codec_of_the_store(
+    row: Row, torch_pool: Cluster, torch_undisturbed: Cluster
+) -> None:
+    run_row(torch_pool, row, torch_undisturbed, sizes=SIZES)
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("torch_model", EACH_KIND, indirect=True)
+@pytest.mark.parametrize("row", QUANTIZED_ROWS, ids=str)
+def test_a_fault_changes_no_answer_of_a_model_with_quantized_weights(
     row: Row, torch_pool: Cluster, torch_undisturbed: Cluster
 ) -> None:
     run_row(torch_pool, row, torch_undisturbed, sizes=SIZES)

@@ -81,10 +81,7 @@ def run_kernel(
 ) -> None:
     """Call a kernel on each of torch's threads with a pointer to `task`, and wait. On this thread
     alone if torch has one thread or another OpenMP library, or if there is one part to take."""
-    entry = _entries.get(function)
-    if entry is None:
-        address = _compiled(function, task.record if isinstance(task, Task) else task.dtype)
-        entry = _entries[function] = address, _FUNCTION(address)
+    entry = _entry(function, task)
     argument = ctypes.addressof(task) if isinstance(task, Task) else task.ctypes.data
     threads = 1 if parts == 1 else torch.get_num_threads()
     parallel = _parallel() if threads > 1 else None
@@ -92,6 +89,22 @@ def run_kernel(
         entry[1](argument)
     else:
         parallel(entry[0], argument, threads, 0)
+
+
+def run_here(function: Callable[[Any], None], task: npt.NDArray[Any]) -> None:
+    """The same on the calling thread alone, without Python's lock: for threads beside the steps."""
+    _entry(function, task)[1](task.ctypes.data)
+
+
+def _entry(
+    function: Callable[[Any], None], task: npt.NDArray[Any] | Task
+) -> tuple[int, Callable[[int], None]]:
+    """The address of the compiled function, and the function."""
+    entry = _entries.get(function)
+    if entry is None:
+        address = _compiled(function, task.record if isinstance(task, Task) else task.dtype)
+        entry = _entries[function] = address, _FUNCTION(address)
+    return entry
 
 
 def _compiled(function: Callable[[Any], None], task: np.dtype[Any]) -> int:

@@ -21,6 +21,8 @@ CODE_BITS = {torch.int8: 7, torch.float8_e4m3fn: 8}
 LARGEST_INT8 = 127
 # Below it, a code of 1 is a subnormal number, which kernels may take for 0.
 LOWEST_EXPONENT = -126
+# The power of two of the smallest code.
+SMALLEST_POWER = {torch.int8: 0, torch.float8_e4m3fn: -9}
 NOT_FINITE = 127  # the exponent of a row of NaN
 
 
@@ -30,8 +32,9 @@ def encoded(x: torch.Tensor, code: torch.dtype) -> tuple[torch.Tensor, torch.Ten
     wide = x.float()
     largest = wide.abs().amax(-1, keepdim=True)
     _, powers = torch.frexp(largest)
-    exponents = (powers - CODE_BITS[code]).clamp_(min=LOWEST_EXPONENT)
-    exponents.masked_fill_(largest == 0, LOWEST_EXPONENT)
+    lowest = LOWEST_EXPONENT - SMALLEST_POWER[code]
+    exponents = (powers - CODE_BITS[code]).clamp_(min=lowest)
+    exponents.masked_fill_(largest == 0, lowest)
     scaled = torch.ldexp(wide, -exponents)
     if code == torch.int8:
         scaled = scaled.round_().clamp_(-LARGEST_INT8, LARGEST_INT8)
@@ -42,8 +45,15 @@ def encoded(x: torch.Tensor, code: torch.dtype) -> tuple[torch.Tensor, torch.Ten
 
 def decoded(codes: torch.Tensor, exponents: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
     """Return the numbers [..., H] in `dtype`, float32 or bfloat16."""
-    numbers = torch.ldexp(codes.float(), exponents.int())
-    return numbers.masked_fill_(exponents == NOT_FINITE, torch.nan).to(dtype)
+    numbers = torch.ldexp(codes.float(), exponents.int()).to(dtype)
+    # After the conversion, which gives NaN other bits.
+    return numbers.masked_fill_(exponents == NOT_FINITE, torch.nan)
+
+
+def factors(exponents: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+    """What codes are multiplied by: powers of two, or NaN."""
+    powers = (exponents.int() + 127 << 23).view(torch.float32)
+    return powers.masked_fill_(exponents == NOT_FINITE, torch.nan).to(dtype)
 
 
 def rounded(x: torch.Tensor, code: torch.dtype = torch.int8) -> torch.Tensor:

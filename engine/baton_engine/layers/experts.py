@@ -22,6 +22,7 @@ from baton_engine.layers.quantization.quantized_weight import (
     Weight,
     quantized_twin,
 )
+from baton_engine.layers.triton_quantized.weight import TritonExperts
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,7 +59,7 @@ class QuantizedExperts:
 
 # The experts of a layer as they are loaded, and in the form that its Ops read.
 LoadedExperts = ExpertWeights | QuantizedExperts
-Experts = LoadedExperts | PackedExperts | QuantizedCPUExperts
+Experts = LoadedExperts | PackedExperts | QuantizedCPUExperts | TritonExperts
 
 
 @dataclass(frozen=True, slots=True)

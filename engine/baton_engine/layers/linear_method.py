@@ -117,7 +117,7 @@ class LinearMethod:
 
 
 # Gives the method of a layer, by its name in the checkpoint, the first of several if the layer
-# stacks them, and its weight. Other methods are those of `triton_matmul`.
+# stacks them, and its weight. Other methods are those of `triton_matmul` and `triton_quantized`.
 MethodOf = Callable[[str, Weight], LinearMethod]
 
 PACKED = LinearMethod(packed_product)

@@ -33,6 +33,7 @@ from baton_engine.layers.quantization.cpu_experts import (
     multiply_quantized_experts,
 )
 from baton_engine.layers.rotary import HeadNorm, RopeTables, rotate
+from baton_engine.layers.triton_quantized.weight import TritonExperts
 from baton_engine.sampling.metadata import Draws
 from baton_engine.sampling.sampler import draw
 
@@ -109,6 +110,7 @@ class TorchOps:
             return multiply_experts(x_TD, routes.ids_TC, routes.weights_TC, weights)
         if isinstance(weights, QuantizedCPUExperts):
             return multiply_quantized_experts(x_TD, routes.ids_TC, routes.weights_TC, weights)
+        assert not isinstance(weights, TritonExperts), "packed for a GPU"
         return experts_twin(x_TD, routes, weights)
 
     def draw(self, logits_SV: torch.Tensor, draws: Draws) -> torch.Tensor:
@@ -152,7 +154,11 @@ class TorchOps:
             slots = attention.slots(layer)
             weights = None if norm is None else (norm.weight_XH, norm.eps)
             places = (slots.k_PKBH, slots.v_PKBV), slots.slots_T
-            q_TNH = rotate_store(heads_TZH, num_heads, weights, rope, *places)
+            kept = slots.exponents
+            exponents = None if kept is None else (kept.k_PKB1, kept.v_PKB1)
+            q_TNH = rotate_store(
+                *(heads_TZH, num_heads, weights, rope, *places, exponents), rounds=slots.rounds
+            )
             k_TKH, v_TKH = heads_TZH[:, num_heads:both], heads_TZH[:, both:]
             return attention.attend(layer, q_TNH, k_TKH, v_TKH, stored=True, sinks_N=sinks_N)
         qk_TXH = heads_TZH[:, :both]

@@ -51,11 +51,9 @@ def experts(x_TD: torch.Tensor, routes: Routes, weights: ExpertWeights) -> torch
     count, _, size = weights.down_EDF.shape
     pairs, device = tokens * chosen, x_TD.device
     tile = TILE_32_BITS if x_TD.dtype == torch.float32 else TILE_16_BITS
-    sorted_P, order_P = routes.ids_TC.reshape(-1).sort(stable=True)
-    begins_E = torch.searchsorted(sorted_P, torch.arange(count + 1, device=device), out_int32=True)
+    order_P, begins_E = sorted_pairs(routes.ids_TC, count)
     inner_PF = torch.empty(pairs, size, dtype=x_TD.dtype, device=device)
     out_PD = torch.empty(pairs, hidden, dtype=x_TD.dtype, device=device)
-    out_TD = torch.empty(tokens, hidden, dtype=x_TD.dtype, device=device)
     clamped = weights.clamped
     most = most_tiles(pairs, count, tile.pairs)
     constants = {
@@ -87,8 +85,22 @@ def experts(x_TD: torch.Tensor, routes: Routes, weights: ExpertWeights) -> torch
         HAS_BIAS=weights.down_bias_ED is not None,
         **constants,
     )
+    return add_experts(out_PD, routes.weights_TC)
+
+
+def sorted_pairs(ids_TC: torch.Tensor, experts: int) -> tuple[torch.Tensor, torch.Tensor]:
+    """The pairs in the order of their experts [P], and where each expert's begin there [E + 1]."""
+    sorted_P, order_P = ids_TC.reshape(-1).sort(stable=True)
+    expert_E = torch.arange(experts + 1, device=ids_TC.device)
+    return order_P, torch.searchsorted(sorted_P, expert_E, out_int32=True)
+
+
+def add_experts(out_PD: torch.Tensor, weights_TC: torch.Tensor) -> torch.Tensor:
+    """The sum [T, D] of the outputs of each token's experts, times their weights."""
+    (tokens, chosen), hidden = weights_TC.shape, out_PD.shape[1]
+    out_TD = torch.empty(tokens, hidden, dtype=out_PD.dtype, device=out_PD.device)
     _add_experts[(tokens, triton.cdiv(hidden, ADDED_OUTPUTS))](
-        *(out_TD, out_PD, routes.weights_TC.contiguous()),
+        *(out_TD, out_PD, weights_TC.contiguous()),
         OUTPUTS=hidden,
         CHOSEN=chosen,
         N=ADDED_OUTPUTS,
@@ -109,7 +121,7 @@ def _or(tensor: torch.Tensor | None, other: torch.Tensor) -> torch.Tensor:
 
 
 @triton.jit
-def _tile_of(
+def expert_tile(
     begins_E: tl.tensor, EXPERTS: tl.constexpr, U: tl.constexpr, M: tl.constexpr
 ) -> tuple[tl.tensor, tl.tensor, tl.tensor]:
     """The expert of this program's tile, and the tile's first pair and the end of the expert's.
@@ -127,6 +139,30 @@ def _tile_of(
     first = tl.sum(tl.where(expert_U == expert, first_U, 0), 0)
     end = tl.sum(tl.where(expert_U == expert, end_U, 0), 0)
     return expert, first, end
+
+
+@triton.jit
+def gated(
+    gate: tl.tensor,
+    up: tl.tensor,
+    DTYPE: tl.constexpr,
+    alpha: tl.tensor,
+    limit: tl.tensor,
+    CLAMPED: tl.constexpr,
+) -> tl.tensor:
+    """The inner numbers in DTYPE, from float32 outputs of gate and up."""
+    # As if both were stored and read again.
+    gate = gate.to(DTYPE).to(tl.float32)
+    up = up.to(DTYPE).to(tl.float32)
+    scaled = gate
+    if CLAMPED:
+        gate = tl.minimum(gate, limit)
+        up = tl.minimum(tl.maximum(up, -limit), limit) + 1.0
+        scaled = gate * alpha
+    # exp of a number <= 0 cannot overflow.
+    shrunk = tl.exp(-tl.abs(scaled))
+    sigmoid = tl.where(scaled >= 0, 1.0, shrunk) / (1.0 + shrunk)
+    return (gate * sigmoid * up).to(DTYPE)
 
 
 @triton.jit
@@ -151,7 +187,7 @@ def _expert_inner(
     J: tl.constexpr,
 ) -> None:
     """The activation of gate and up, for a tile of the sorted pairs."""
-    expert, first, end = _tile_of(begins_E, EXPERTS, U, M)
+    expert, first, end = expert_tile(begins_E, EXPERTS, U, M)
     if expert == EXPERTS:
         return
     pair_M = first + tl.arange(0, M)
@@ -176,21 +212,10 @@ def _expert_inner(
     if HAS_BIAS:
         gate_MN += tl.load(bias_EG + gate_N, mask=live_N, other=0.0)[None, :]
         up_MN += tl.load(bias_EG + OUTPUTS + gate_N, mask=live_N, other=0.0)[None, :]
-    # As if both were stored and read again.
-    gate_MN = gate_MN.to(inner_PF.dtype.element_ty).to(tl.float32)
-    up_MN = up_MN.to(inner_PF.dtype.element_ty).to(tl.float32)
-    scaled_MN = gate_MN
-    if CLAMPED:
-        gate_MN = tl.minimum(gate_MN, limit)
-        up_MN = tl.minimum(tl.maximum(up_MN, -limit), limit) + 1.0
-        scaled_MN = gate_MN * alpha
-    # exp of a number <= 0 cannot overflow.
-    shrunk_MN = tl.exp(-tl.abs(scaled_MN))
-    sigmoid_MN = tl.where(scaled_MN >= 0, 1.0, shrunk_MN) / (1.0 + shrunk_MN)
-    out_MN = gate_MN * sigmoid_MN * up_MN
+    out_MN = gated(gate_MN, up_MN, inner_PF.dtype.element_ty, alpha, limit, CLAMPED)
     inner_MN = inner_PF + pair_M[:, None] * OUTPUTS + output_N[None, :]
     live_MN = live_M[:, None] & live_N[None, :]
-    tl.store(inner_MN, out_MN.to(inner_PF.dtype.element_ty), mask=live_MN)
+    tl.store(inner_MN, out_MN, mask=live_MN)
 
 
 @triton.jit
@@ -211,7 +236,7 @@ def _expert_outputs(
     J: tl.constexpr,
 ) -> None:
     """The outputs of down for a tile of the sorted pairs, stored where the pairs were before."""
-    expert, first, end = _tile_of(begins_E, EXPERTS, U, M)
+    expert, first, end = expert_tile(begins_E, EXPERTS, U, M)
     if expert == EXPERTS:
         return
     pair_M = first + tl.arange(0, M)

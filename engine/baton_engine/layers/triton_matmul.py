@@ -30,20 +30,12 @@ import triton.language as tl
 from baton_engine.attention.exact.row_rule import Product
 from baton_engine.layers.linear_method import HEAD, LinearMethod, packed_methods
 from baton_engine.layers.quantization.quantized_weight import QuantizedWeight, Weight
+from baton_engine.layers.triton_quantized.products import quantized_tile_method
+from baton_engine.layers.triton_splits import STORED_ROWS, add_splits, split_steps
 
 # Tiles are narrow if a weight has fewer of them than this, about the number of multiprocessors.
 LEAST_TILES = 128
 WIDTHS = (128, 64, 32)
-# Tiles times splits of a weight, about two per multiprocessor, and the number of splits, at most.
-SPLIT_PROGRAMS = 256
-MOST_SPLITS = 16
-# Steps of a split, at least. With no more than WHOLE_STEPS the second kernel takes as long as it
-# saves.
-SPLIT_STEPS, WHOLE_STEPS = 4, 16
-# Rows whose splits are stored, at most: with 1,024 outputs, more have a tile per multiprocessor.
-STORED_ROWS = 128
-# Outputs that a program of the second kernel adds.
-ADDED_OUTPUTS = 256
 # Numbers of rows that a test compares; the last one adds its splits in one program.
 COUNTS = (1, 16, 64, 100, STORED_ROWS + 1)
 
@@ -71,11 +63,7 @@ def tile_of(outputs: int, inputs: int, item_bytes: int) -> Tile:
     step, stages = 64, 4
     if item_bytes == 4:  # no tensor cores: larger tiles overflow into memory
         width, step, stages = 64, 32, 2
-    steps, splits = triton.cdiv(inputs, step), 1
-    if steps > WHOLE_STEPS:
-        most = min(SPLIT_PROGRAMS // triton.cdiv(outputs, width), steps // SPLIT_STEPS)
-        splits = max(min(most, MOST_SPLITS), 1)
-    split = triton.cdiv(steps, splits) * step
+    split = split_steps(triton.cdiv(inputs, step), triton.cdiv(outputs, width)) * step
     return Tile(rows=64, outputs=width, inputs=step, split=split, stages=stages, warps=4)
 
 
@@ -114,15 +102,7 @@ def fixed_tile_product(
             enable_fp_fusion=False,
         )
         if stored:
-            _add_splits[(rows, triton.cdiv(outputs, ADDED_OUTPUTS))](
-                *(out_TO, sums, bias, rows),
-                OUTPUTS=outputs,
-                SPLITS=splits,
-                HAS_BIAS=bias_O is not None,
-                N=ADDED_OUTPUTS,
-                num_warps=2,
-                enable_fp_fusion=False,
-            )
+            add_splits(out_TO, sums, bias_O)
         return out_TO
 
     return product
@@ -136,9 +116,16 @@ FIXED_TILE_HEAD = LinearMethod(
 )
 
 
+def quantized_tile_methods(name: str, weight: Weight) -> LinearMethod:
+    """A fixed tile only for quantized weights."""
+    if isinstance(weight, QuantizedWeight):
+        return quantized_tile_method(name)
+    return packed_methods(name, weight)
+
+
 def fixed_tile_methods(name: str, weight: Weight) -> LinearMethod:
     if isinstance(weight, QuantizedWeight):
-        return packed_methods(name, weight)
+        return quantized_tile_method(name)
     return FIXED_TILE_HEAD if name == HEAD else FIXED_TILE
 
 
@@ -190,28 +177,3 @@ def _matmul(
         row_M += first * rows.to(tl.int64)
     out_MN = out_TO + row_M[:, None] * OUTPUTS + output_N[None, :]
     tl.store(out_MN, total_MN.to(out_TO.dtype.element_ty), mask=live_M1 & live_1N)
-
-
-@triton.jit(do_not_specialize=["rows"])
-def _add_splits(
-    out_TO: tl.tensor,
-    sums_STO: tl.tensor,
-    bias_O: tl.tensor,
-    rows: tl.tensor,
-    OUTPUTS: tl.constexpr,
-    SPLITS: tl.constexpr,
-    HAS_BIAS: tl.constexpr,
-    N: tl.constexpr,
-) -> None:
-    """In the order of _matmul, which adds the splits of steps with more rows."""
-    row = tl.program_id(0).to(tl.int64)
-    output_N = tl.program_id(1) * N + tl.arange(0, N)
-    live_N = output_N < OUTPUTS
-    total_N = tl.zeros([N], tl.float32)
-    for split in tl.static_range(SPLITS):
-        at_N = (split * rows + row) * OUTPUTS + output_N
-        total_N += tl.load(sums_STO + at_N, mask=live_N, other=0.0)
-    if HAS_BIAS:
-        total_N += tl.load(bias_O + output_N, mask=live_N, other=0.0)
-    out_N = out_TO + row * OUTPUTS + output_N
-    tl.store(out_N, total_N.to(out_TO.dtype.element_ty), mask=live_N)

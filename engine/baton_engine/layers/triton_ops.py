@@ -8,23 +8,18 @@ from __future__ import annotations
 import torch
 
 from baton_engine.attention.interface import StepAttention
-from baton_engine.cpu_kernels.experts import PackedExperts
-from baton_engine.layers import (
-    triton_activation,
-    triton_experts,
-    triton_norm,
-    triton_rope_store,
-    triton_sampled,
-)
+from baton_engine.layers import triton_activation, triton_norm, triton_rope_store, triton_sampled
 from baton_engine.layers.experts import (
     Experts,
+    ExpertWeights,
     LoadedExperts,
     QuantizedExperts,
     Routes,
-    experts_twin,
 )
-from baton_engine.layers.quantization.cpu_experts import QuantizedCPUExperts
 from baton_engine.layers.rotary import HeadNorm, RopeTables
+from baton_engine.layers.triton_experts import experts
+from baton_engine.layers.triton_quantized.experts import quantized_experts, triton_experts
+from baton_engine.layers.triton_quantized.weight import TritonExperts
 from baton_engine.sampling.triton_sampler import choose_tokens
 
 
@@ -34,13 +29,13 @@ class TritonOps:
     put_sampled = staticmethod(triton_sampled.put_sampled)
 
     def pack_experts(self, weights: LoadedExperts) -> Experts:
-        return weights
+        return triton_experts(weights) if isinstance(weights, QuantizedExperts) else weights
 
     def experts(self, x_TD: torch.Tensor, routes: Routes, weights: Experts) -> torch.Tensor:
-        assert not isinstance(weights, PackedExperts | QuantizedCPUExperts), "packed for a CPU"
-        if isinstance(weights, QuantizedExperts):
-            return experts_twin(x_TD, routes, weights)
-        return triton_experts.experts(x_TD, routes, weights)
+        if isinstance(weights, TritonExperts):
+            return quantized_experts(x_TD, routes, weights)
+        assert isinstance(weights, ExpertWeights), "not from pack_experts()"
+        return experts(x_TD, routes, weights)
 
     def silu_mul(self, gate_up_TF: torch.Tensor) -> torch.Tensor:
         return triton_activation.activation_mul(gate_up_TF, "silu")

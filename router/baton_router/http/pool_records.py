@@ -73,6 +73,7 @@ class PoolNode(msgspec.Struct, kw_only=True):
     model: str
     engine: str
     exact: Exact
+    weights: str
     fingerprint: str
     max_model_len: int
     layout: PoolLayout

@@ -91,6 +91,7 @@ def _node(node: NodeView, used: Container[Kind], sample: NodeView | None) -> Poo
         model=report.model,
         engine=report.engine,
         exact=report.exact,
+        weights=report.weights,
         fingerprint=report.fingerprint,
         max_model_len=report.max_model_len,
         layout=_layout(report.layout),

@@ -287,8 +287,9 @@ class Fleet:
         rolls = report.revision != sample.report.revision
         logger.log(
             logging.INFO if rolls else logging.WARNING,
-            "%s and %s are of different kinds: they differ in %s; no request can use both",
+            "%s and %s are of different kinds: they differ in %s%s; no request can use both",
             *(report.node, sample.report.node, ", ".join(parts)),
+            f" ({report.weights}, {sample.report.weights})" if "weights" in parts else "",
             extra={"node": report.node},
         )
 

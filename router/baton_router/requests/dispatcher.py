@@ -218,7 +218,8 @@ class Dispatcher:
         placement = self._placer.find_placement(request, stored, self._clock())
         if isinstance(placement, Missing):
             reason = f"{placement.explanation} (nodes: {self._placer.view.states() or 'none'})"
-            record.note_wait(reason + self._placer.missing_version(request))
+            others = self._placer.of_other_kinds(request)
+            record.note_wait(reason + self._placer.missing_version(request) + others)
             return False
         self._start_attempt(request, placement, stored)
         return True

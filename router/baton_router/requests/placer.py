@@ -12,7 +12,7 @@ from dataclasses import replace
 
 from baton_protocol import STRUCTURED_SINCE
 from baton_protocol.ids import BlockHash, Epoch, NodeId
-from baton_protocol.store import Exact, Kind, exact_together
+from baton_protocol.store import Exact, Kind, differing, exact_together
 from baton_router.nodes.marker_lookup import MarkerLookup
 from baton_router.nodes.pool_view import PoolView
 from baton_router.placement.costs import RequestFacts
@@ -21,6 +21,7 @@ from baton_router.placement.policy import PlacementPolicy, place
 from baton_router.requests.in_flight import InFlightRequest
 
 Stored = Sequence[bool]
+MOST_NAMED = 3  # nodes in a message
 
 
 class Placer:
@@ -106,6 +107,19 @@ class Placer:
             f"; {', '.join(sorted(older))} cannot run it: structured output needs protocol "
             f"version {STRUCTURED_SINCE}"
         )
+
+    def of_other_kinds(self, request: InFlightRequest) -> str:
+        """Name ready nodes that may not take the request because they are of another kind, and what
+        they differ in; "" if there are none."""
+        kind, nodes = request.prepared.kind, self.view.nodes.values()
+        sample = next((view.report for view in nodes if view.kind == kind), None)
+        others = [view.report for view in nodes if view.ready and view.kind != kind]
+        if sample is None or not others:
+            return ""
+        shown = ", ".join(report.node for report in others[:MOST_NAMED])
+        more = f" and {len(others) - MOST_NAMED} more" if len(others) > MOST_NAMED else ""
+        parts = dict.fromkeys(part for report in others for part in differing(report, sample))
+        return f"; of another kind: {shown}{more}, which differ in {', '.join(parts)}"
 
     def _policy_of(self, request: InFlightRequest) -> PlacementPolicy:
         policy, ranking = self.policy, request.prepared.ranking

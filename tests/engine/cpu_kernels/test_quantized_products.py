@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Iterator
-from typing import Any, NamedTuple
+from typing import Any
 
 import llvmlite.binding as llvm
 import numpy as np
@@ -28,48 +28,19 @@ from baton_engine.layers.quantization.cpu_experts import QuantizedCPUExperts
 from baton_engine.layers.quantization.cpu_products import quantized_product
 from baton_engine.layers.quantization.quantized_weight import (
     TABLES,
-    QuantizedWeight,
     input_codes,
     quantized_twin,
 )
 from tests.support.engines.kernels import assert_close, noise, poisoned
+from tests.support.engines.quantized.random_weights import Case, random_weight
 
 DTYPES = [torch.float32, torch.bfloat16]
 KINDS: list[Numbers] = [kind for kind in BITS if BITS[kind] == 8 or kind in TABLES]
 
 
-class Case(NamedTuple):
-    """`group` inputs per scale, 0 for all."""
-
-    outputs: int
-    inputs: int
-    group: int
-
-
 # Odd numbers of inputs; several blocks, and one that is not whole; a last group that is not whole;
 # a group that is added in several chains.
 CASES = [Case(64, 33, 0), Case(130, 90, 16), Case(70, 160, 64), Case(3, 1300, 0)]
-
-
-def make(
-    numbers: Numbers, case: Case, *, shifted: bool = False, experts: tuple[int, ...] = ()
-) -> QuantizedWeight:
-    """Random codes, also the least of each kind; outputs have about the size of inputs."""
-    draw = torch.Generator().manual_seed(case.inputs)
-    group = case.group or case.inputs
-    shape = (*experts, case.outputs, case.inputs * BITS[numbers] // 8 + case.inputs % 2)
-    codes = torch.randint(0, 256, shape, generator=draw, dtype=torch.uint8)
-    size = 4.0
-    if BITS[numbers] == 8:
-        codes = codes[..., : case.inputs].contiguous()
-        size = 64.0
-        if numbers == "fp8":
-            codes = torch.where(codes & 0x7F == 0x7F, 0, codes)  # no NaN
-        codes = codes.view(torch.int8 if numbers == "int8" else torch.float8_e4m3fn)
-    scales_shape = (*experts, case.outputs, -(-case.inputs // group))
-    scales = torch.rand(scales_shape, generator=draw) / (size * case.inputs**0.5)
-    shifts = torch.rand(scales_shape, generator=draw) / case.inputs**0.5 if shifted else None
-    return QuantizedWeight(numbers, codes, scales, group, case.inputs, shifts)
 
 
 def rows_of(case: Case, count: int, dtype: torch.dtype) -> torch.Tensor:
@@ -92,7 +63,7 @@ def test_products_are_the_twins_and_a_row_has_the_same_bits_in_any_step(
 ) -> None:
     for case in CASES:
         for shifted in (False, True):
-            weight, bias = make(numbers, case, shifted=shifted), noise(case.outputs).cpu()
+            weight, bias = random_weight(numbers, case, shifted=shifted), noise(case.outputs).cpu()
             product = quantized_product(weight, bias)
             exact = quantized_product(weight, bias, torch.float32)
             x = rows_of(case, 33, dtype)
@@ -108,7 +79,7 @@ def test_products_are_the_twins_and_a_row_has_the_same_bits_in_any_step(
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_parts_of_many_rows_and_one_thread_give_the_same_bits(dtype: torch.dtype) -> None:
     case = Case(130, 90, 32)
-    product = quantized_product(make("int8", case, shifted=True), None)
+    product = quantized_product(random_weight("int8", case, shifted=True), None)
     x = rows_of(case, 400, dtype)
     whole = product(x)
     threads = torch.get_num_threads()
@@ -128,7 +99,10 @@ def test_inputs_are_rounded_and_ordered_as_the_weight_asks(
     x = rows_of(case, 7, dtype)
     for scale in (None, 0.03):
         weight = dataclasses.replace(
-            make(activations, case), activations=activations, input_scale=scale, order_I=order
+            random_weight(activations, case),
+            activations=activations,
+            input_scale=scale,
+            order_I=order,
         )
         # The twin orders the weight, and rounds before.
         twin = quantized_twin(weight, None, torch.float32)(x)
@@ -148,7 +122,7 @@ def test_codes_of_int8_inputs_are_the_twins_to_the_bit(dtype: torch.dtype) -> No
 
 def test_a_row_of_int8_inputs_has_the_same_bits_among_any_rows() -> None:
     case = Case(130, 96, 32)
-    weight = dataclasses.replace(make("int8", case), activations="int8")
+    weight = dataclasses.replace(random_weight("int8", case), activations="int8")
     x, product = rows_of(case, 33, torch.bfloat16), quantized_product(weight, None)
     whole = product(x)
     assert torch.equal(torch.cat([product(row) for row in torch.split(x, 1)]), whole)
@@ -156,7 +130,7 @@ def test_a_row_of_int8_inputs_has_the_same_bits_among_any_rows() -> None:
 
 def test_a_group_that_ends_within_a_pair_is_computed_by_the_twin() -> None:
     case = Case(64, 96, 3)
-    weight, x = make("int8", case), rows_of(case, 3, torch.float32)
+    weight, x = random_weight("int8", case), rows_of(case, 3, torch.float32)
     assert torch.equal(quantized_product(weight, None)(x), quantized_twin(weight, None)(x))
 
 
@@ -168,7 +142,7 @@ def test_experts_are_the_twins_and_a_token_has_the_same_bits_in_any_step(
 ) -> None:
     gate_up, down = Case(80, 96, 32), Case(96, 40, 0)
     weights = QuantizedExperts(
-        make(numbers, gate_up, experts=(6,)), make(numbers, down, experts=(6,))
+        random_weight(numbers, gate_up, experts=(6,)), random_weight(numbers, down, experts=(6,))
     )
     if clamped:
         weights = dataclasses.replace(

@@ -18,7 +18,9 @@ from baton_engine.attention import triton_backend, triton_paged_attention
 from baton_engine.core.engine_core import EngineCore
 from baton_engine.kv.kv_pool import TORCH_DTYPES
 from baton_engine.layers import triton_matmul
+from baton_engine.layers.triton_quantized import products
 from tests.support.engines.kernels import DEVICE, can_compute
+from tests.support.engines.quantized.quantized_models import make_quantized
 from tests.support.engines.tiny_models import prompt_of
 from tests.support.engines.torch_engines import GREEDY, make_request, run_requests, small_engine
 
@@ -33,14 +35,17 @@ DTYPES = [
     pytest.param("bfloat16", marks=[pytest.mark.gpu, pytest.mark.long]),
 ]
 
+QUANTIZED = ("mixtral in w4a16 g32", "llama-gqa4 in w8a8")
+
 
 @pytest.fixture(autouse=True)
 def _short_splits_among_several_programs(monkeypatch: pytest.MonkeyPatch) -> None:
     """A row's keys are divided among more programs in a small step than in a large one. Without
     fixed splits that changes its bits. The engine's own test of its products is shortened."""
-    for name in ("FIXED_TILE", "FIXED_TILE_HEAD"):
-        method = replace(getattr(triton_matmul, name), counts=(1, 70))
-        monkeypatch.setattr(triton_matmul, name, method)
+    for module, kind in ((triton_matmul, "FIXED"), (products, "QUANTIZED")):
+        for name in (f"{kind}_TILE", f"{kind}_TILE_HEAD"):
+            method = replace(getattr(module, name), counts=(1, 70))
+            monkeypatch.setattr(module, name, method)
     for name in ("FIXED_SPLIT_KEYS", "SPLIT_KEYS", "MOST_KEYS"):
         monkeypatch.setattr(triton_paged_attention, name, SPLIT_KEYS)
     monkeypatch.setattr(
@@ -74,13 +79,17 @@ def tokens_of(
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize(
     "family",
-    ["gemma2", "llama-gqa2-tied", "qwen2", "qwen3-window", "phi3-partial-window", "gpt-oss"],
+    [
+        *("gemma2", "llama-gqa2-tied", "qwen2", "qwen3-window", "phi3-partial-window", "gpt-oss"),
+        *QUANTIZED,
+    ],
 )
 def test_every_path_gives_a_request_the_bits_that_it_gets_alone(
     family: str, dtype: str, tiny_model: Folders
 ) -> None:
     can_compute(TORCH_DTYPES[dtype])
-    folder = tiny_model(family)
+    name, _, layout = family.partition(" in ")
+    folder = make_quantized(name, layout).folder if layout else tiny_model(family)
     expected = tokens_of(exact_engine(folder, dtype), [PROMPT])
     assert len(expected) == NEW_TOKENS
 

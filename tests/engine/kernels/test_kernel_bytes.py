@@ -19,15 +19,19 @@ from baton_engine.attention.triton_paged_attention import (
     tile_shape,
 )
 from baton_engine.attention.triton_store_kv import store_kv
+from baton_engine.build import ops_for
+from baton_engine.config.quantization.scheme import Numbers
 from baton_engine.interface import Sample
-from baton_engine.layers.experts import ExpertWeights, Routes
+from baton_engine.layers.experts import ExpertWeights, QuantizedExperts, Routes
 from baton_engine.layers.rotary import HeadNorm
 from baton_engine.layers.triton_activation import activation_mul
 from baton_engine.layers.triton_experts import experts as compute_experts
-from baton_engine.layers.triton_matmul import FIXED_TILE, STORED_ROWS
+from baton_engine.layers.triton_matmul import FIXED_TILE
 from baton_engine.layers.triton_norm import add_norm
+from baton_engine.layers.triton_quantized.products import QUANTIZED_TILE
 from baton_engine.layers.triton_rope_store import rotate_store
 from baton_engine.layers.triton_sampled import put_sampled
+from baton_engine.layers.triton_splits import STORED_ROWS
 from baton_engine.sampling.metadata import draws_of
 from baton_engine.sampling.triton_sampler import choose_tokens
 from baton_protocol.sampling import SamplingParams
@@ -35,6 +39,7 @@ from tests.support.engines.kernel_bytes import ESTIMATES, Bytes, Rows, Shape, by
 from tests.support.engines.kernels import DEVICE, noise
 from tests.support.engines.launches import Launched, launches
 from tests.support.engines.paged import pages_of
+from tests.support.engines.quantized.random_weights import Case, random_weight
 from tests.support.engines.small_pool import slots_in
 
 SMALL = Shape(
@@ -156,6 +161,27 @@ def multiplied(rows: int, outputs: int, inputs: int, *, biased: bool = False) ->
     FIXED_TILE.product(noise(outputs, inputs), bias)(noise(rows, inputs))
 
 
+def quantized_multiplied(
+    rows: int, numbers: Numbers, case: Case, *, shifted: bool = False, biased: bool = False
+) -> None:
+    weight = replace(random_weight(numbers, case, shifted=shifted), activations="int8")
+    bias = noise(case.outputs) if biased else None
+    QUANTIZED_TILE.product(weight, bias)(noise(rows, case.inputs))
+
+
+def quantized_experts(tokens: int, *, shifted: bool) -> None:
+    """As computed_by_experts, with shifts of gate and up only: a step has as many rows of their
+    inputs as tokens."""
+    hidden, size, experts = 48, 40, 6
+    gate_up = random_weight("int4", Case(2 * size, hidden, 16), shifted=shifted, experts=(experts,))
+    down = random_weight("int4", Case(hidden, size, 0), experts=(experts,))
+    biases = (noise(experts, 2 * size), noise(experts, hidden)) if shifted else (None, None)
+    ids = torch.arange(tokens * SMALL.chosen).view(tokens, SMALL.chosen) % experts
+    ops = ops_for("triton")
+    packed = ops.pack_experts(QuantizedExperts(gate_up, down, *biases))
+    ops.experts(noise(tokens, hidden), Routes(ids, noise(tokens, SMALL.chosen)), packed)
+
+
 def computed_by_experts(tokens: int, *, biased: bool) -> None:
     """Pairs are divided evenly among 6 experts."""
     hidden, size, experts, chosen = 48, 40, 6, SMALL.chosen
@@ -180,6 +206,20 @@ LAYERS: dict[str, tuple[int, Callable[[], object]]] = {
     "experts with several tiles": (60, lambda: computed_by_experts(60, biased=True)),
     "a product": (70, lambda: multiplied(70, 70, 100)),
     "a product with a bias": (70, lambda: multiplied(70, 70, 100, biased=True)),
+    "a quantized product": (
+        18,
+        lambda: quantized_multiplied(18, "int4", Case(40, 96, 16), biased=True),
+    ),
+    "a quantized product with shifts": (
+        3,
+        lambda: quantized_multiplied(3, "int8", Case(33, 100, 0), shifted=True),
+    ),
+    "stored splits of a quantized product": (
+        3,
+        lambda: quantized_multiplied(3, "int8", Case(33, 1152, 128)),
+    ),
+    "quantized experts": (1, lambda: quantized_experts(1, shifted=True)),
+    "quantized experts with several tiles": (60, lambda: quantized_experts(60, shifted=False)),
     "stored splits": (3, lambda: multiplied(3, 70, 1100, biased=True)),
     "splits in a program": (
         STORED_ROWS + 1,

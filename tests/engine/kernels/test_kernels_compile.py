@@ -34,6 +34,10 @@ KERNELS = {
         "_limits",
         "_matmul",
         "_pick",
+        "_prepare_inputs",
+        "_quantized_inner",
+        "_quantized_matmul",
+        "_quantized_outputs",
         "_put_sampled",
         "_rotate_store",
         "_store_kv",
@@ -114,7 +118,8 @@ def test_products_that_store_splits_do_the_arithmetic_of_those_that_add_them(
     found = [
         each
         for each in compiled
-        if each["kernel"] in ("_matmul", "_add_splits") and "float32" not in each["case"]
+        if each["kernel"] in ("_matmul", "_quantized_matmul", "_add_splits")
+        and "float32" not in each["case"]
     ]
     assert not [each for each in found if each["fused"]]
     layouts: dict[tuple[str, int], list[list[str]]] = {}

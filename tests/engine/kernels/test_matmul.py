@@ -11,9 +11,9 @@ from baton_engine.layers.triton_matmul import (
     FIXED_TILE,
     FIXED_TILE_HEAD,
     LEAST_TILES,
-    STORED_ROWS,
     tile_of,
 )
+from baton_engine.layers.triton_splits import STORED_ROWS
 from tests.support.engines.kernels import can_compute, noise, poisoned
 from tests.support.engines.launches import launches
 

@@ -10,6 +10,7 @@ import pytest
 
 from tests.support.engines.exactness import Tally, compare_all
 from tests.support.engines.kernels import DEVICE
+from tests.support.engines.quantized.quantized_models import make_quantized
 from tests.support.engines.tiny_models import prompt_of
 from tests.support.engines.torch_engines import GREEDY, generate_ids, small_engine
 
@@ -41,4 +42,23 @@ def test_ids_equal_those_of_transformers_with_chunked_prefill_and_from_the_cache
         compare_all(folder, PROMPTS, actual, tally, label, new_tokens=NEW_TOKENS)
     assert engine.load().cached_prompt_tokens_total > 0
     record_property("exactness", f"{name}, kernels: {tally}")
+    tally.check()
+
+
+@pytest.mark.long
+@pytest.mark.parametrize(
+    ("model", "layout"),
+    [
+        ("llama-gqa4", "w4a16 g32 zeros"),
+        ("llama-gqa4", "gptq act-order"),
+        ("llama-gqa1", "bitsandbytes nf4"),
+        ("gpt-oss", "mxfp4"),
+    ],
+)
+def test_ids_of_quantized_models_equal_those_of_transformers(model: str, layout: str) -> None:
+    folders, tally = make_quantized(model, layout), Tally()
+    engine = small_engine(folders.folder, kernels="triton", device=DEVICE.type)
+    params = msgspec.structs.replace(GREEDY, max_tokens=NEW_TOKENS)
+    actual = generate_ids(engine, PROMPTS, params)
+    compare_all(folders.plain, PROMPTS, actual, tally, layout, new_tokens=NEW_TOKENS)
     tally.check()

@@ -23,6 +23,7 @@ from baton_text.artifacts import byte_artifacts
 from tests.router import pools
 from tests.support.nodes.fake_node import LAYOUT, VOCAB, FakeNode, make_report
 from tests.support.nodes.servings import make_serving
+from tests.support.waiting import until
 
 OLD, NEW = (Fingerprint(letter * 32) for letter in "12")
 
@@ -136,6 +137,11 @@ DIFFERENT: list[tuple[dict[str, Any], list[str]]] = [
         ["additional_chat_templates/rag.jinja"],
     ),
     ({"fingerprint": NEW}, ["fingerprint"]),
+    ({"fingerprint": NEW, "weights": "--quantization int4"}, ["fingerprint", "weights"]),
+    (
+        {"fingerprint": NEW, "layout": msgspec.structs.replace(LAYOUT, block_size=8)},
+        ["fingerprint", "layout"],
+    ),
     (
         {"fingerprint": NEW, "artifacts": FILES | {"tokenizer.json": "o", "config.json": "o"}},
         ["fingerprint", "config.json", "tokenizer.json"],
@@ -194,6 +200,30 @@ async def test_a_node_of_another_kind_is_logged_and_shown_with_the_differences(
     assert warning.levelname == level
     assert "decode-1" in warning.message
     assert "generation_config.json" in warning.message
+
+
+@pytest.mark.integration
+async def test_a_node_with_other_weights_is_named_in_the_log_and_in_the_error_without_it(
+    decode: FakeNode, caplog: pytest.LogCaptureFixture
+) -> None:
+    prefill = FakeNode("prefill-0", "prefill", weights="bfloat16")
+    decode.report = msgspec.structs.replace(decode.report, fingerprint=NEW, weights="gptq")
+    async with prefill, pools.running(prefill, missing_role="fail") as client:
+        client.dial(decode.address)
+        await until(lambda: "different kinds" in caplog.text)
+        status, body, _ = await pools.completing(client)
+        nodes = (await client.get("/pool"))[1]["nodes"]
+    why = "they differ in fingerprint, weights (gptq, bfloat16); no request can use both"
+    assert f"decode-0 and prefill-0 are of different kinds: {why}" in caplog.text
+    assert status == 503
+    assert (
+        "of another kind: decode-0, which differ in fingerprint, weights"
+        in (body["error"]["message"])
+    )
+    assert [(each["weights"], each["in_use"]) for each in nodes] == [
+        ("gptq", False),
+        ("bfloat16", True),
+    ]
 
 
 # --- rolled out for good --------------------------------------------------------------------------

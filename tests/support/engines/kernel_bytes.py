@@ -16,9 +16,12 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
+import torch
+
 from baton_engine.attention.triton_paged_attention import programs_for
 from baton_engine.layers.triton_experts import most_tiles
-from baton_engine.layers.triton_matmul import STORED_ROWS
+from baton_engine.layers.triton_quantized.products import tile_of
+from baton_engine.layers.triton_splits import STORED_ROWS
 from baton_engine.sampling.triton_sampler import DRAW_TILE
 from baton_engine.sampling.triton_topk_topp import BINS, PROGRAMS
 
@@ -55,6 +58,12 @@ class Shape:
         """Numbers of a token in the cache, per kv head."""
         return self.dim if self.latent else self.dim + self.value
 
+    def kept_bytes(self, constants: Constants) -> int:
+        """Bytes of a token in the cache, per kv head. Codes have an exponent per row."""
+        if constants.get("CODED"):
+            return self.kept + (1 if self.latent else 2)
+        return self.kept * self.item
+
 
 @dataclass(frozen=True, slots=True)
 class Rows:
@@ -78,7 +87,7 @@ def attend(shape: Shape, rows: Rows, constants: Constants) -> Bytes:
     """Each tile of a row's queries loads the keys that it sees and their block numbers, once per
     kv head, and a sink for each of its lanes. Parts of divided keys go to `join`, which loads the
     sinks of their rows."""
-    key = shape.kv_heads * shape.kept * shape.item
+    key = shape.kv_heads * shape.kept_bytes(constants)
     query, result = (shape.heads * size * shape.item for size in (shape.dim, shape.value))
     # Query heads of latent rows may be divided among programs, each of which loads the rows.
     group = constants.get("GROUP", shape.heads // shape.kv_heads)
@@ -148,13 +157,15 @@ def rotate_store(shape: Shape, rows: Rows, constants: Constants) -> Bytes:
     norm = constants["HAS_NORM"] * turned * head
     programs = -(-constants["ALL"] // constants["HEADS"])
     tables = 2 * constants["ROTARY"] * shape.item
-    both = (turned + shape.kv_heads) * head + turned * head + 2 * shape.kv_heads * head
+    stored = shape.kv_heads * shape.kept_bytes(constants)
+    both = (turned + shape.kv_heads) * head + turned * head + stored
     tokens = rows.tokens
     return Bytes(tokens * (both + norm + programs * tables), tokens * (both + tables) + norm)
 
 
 def store_kv(shape: Shape, rows: Rows, constants: Constants) -> Bytes:
-    return _once(rows.tokens * 2 * shape.kv_heads * shape.kept * shape.item)
+    each = shape.kept * shape.item + shape.kept_bytes(constants)
+    return _once(rows.tokens * shape.kv_heads * each)
 
 
 def add_norm(shape: Shape, rows: Rows, constants: Constants) -> Bytes:
@@ -223,6 +234,87 @@ def _experts(shape: Shape, rows: Rows, constants: Constants, parts: int, sources
     return Bytes(moved, floor + (experts + 1) * INT32)
 
 
+def prepare_inputs(shape: Shape, rows: Rows, constants: Constants) -> Bytes:
+    """Of a layer's inputs, a row per token, which is read once more to find its largest number.
+    Rows load the same order."""
+    x, places = constants["INPUTS"] * shape.item, constants["PLACES"]
+    order = constants["HAS_SOURCE"] * places * INT32
+    rounded, unit = bool(constants["ACTIVATIONS"]), constants["UNIT"]
+    made = constants["CHANGED"] * places * shape.item + rounded * FLOAT32
+    made += -(-places // unit) * FLOAT32 if unit else 0
+    again = x if rounded and not constants["STATIC"] else 0
+    floor = rows.tokens * (x + made) + order
+    return Bytes(floor + rows.tokens * (again + order) - order, floor)
+
+
+def quantized_matmul(shape: Shape, rows: Rows, constants: Constants) -> Bytes | None:
+    """As matmul. The table of NF4, which stays in a cache, is not counted."""
+    tokens, splits = rows.tokens, constants["SPLITS"]
+    tile = tile_of(tokens, torch.float32 if shape.item == FLOAT32 else torch.bfloat16)
+    stored = constants["STORED"]
+    if stored != (splits > 1 and tokens <= STORED_ROWS) or tile.rows != constants["M"]:
+        return None
+    if tile.outputs != constants["N"]:
+        return None
+    outputs, weight = constants["ROWS"], _quantized(constants, splits)
+    x = _quantized_row(shape, constants)
+    result, bias = tokens * outputs * shape.item, constants["HAS_BIAS"] * outputs * shape.item
+    down, across = -(-tokens // tile.rows), -(-outputs // tile.outputs)
+    factors = constants["SCALED"] * FLOAT32
+    read = tokens * across * (x + splits * factors) + weight.moved * down
+    floor = tokens * (x + factors) + weight.floor + result + bias
+    if stored:
+        return Bytes(read + splits * tokens * outputs * FLOAT32, floor)
+    return Bytes(read + bias * down + result, floor)
+
+
+def quantized_inner(shape: Shape, rows: Rows, constants: Constants) -> Bytes:
+    return _quantized_experts(shape, rows, constants, parts=2, sources=rows.tokens)
+
+
+def quantized_outputs(shape: Shape, rows: Rows, constants: Constants) -> Bytes:
+    return _quantized_experts(shape, rows, constants, parts=1, sources=rows.tokens * shape.chosen)
+
+
+def _quantized_experts(
+    shape: Shape, rows: Rows, constants: Constants, parts: int, sources: int
+) -> Bytes:
+    """As _experts. Inputs are read again for each of the parts."""
+    experts, tile = constants["EXPERTS"], constants["M"]
+    pairs, outputs = rows.tokens * shape.chosen, constants["ROWS"] // parts
+    used = min(pairs, experts)
+    shares = [pairs // used + (expert < pairs % used) for expert in range(used)]
+    tiles, across = sum(-(-share // tile) for share in shares), -(-outputs // constants["N"])
+    weight, x = _quantized(constants, 1), _quantized_row(shape, constants)
+    bias = constants["HAS_BIAS"] * constants["ROWS"] * shape.item
+    begins = most_tiles(pairs, experts, tile) * across * 2 * experts * INT32
+    factor = constants["SCALED"] * FLOAT32
+    result = pairs * outputs * shape.item
+    moved = begins + tiles * (weight.moved + bias) + result
+    moved += pairs * across * (parts * x + factor + INT64)
+    floor = used * (weight.floor + bias) + sources * (x + factor) + pairs * INT64 + result
+    return Bytes(moved, floor + (experts + 1) * INT32)
+
+
+def _quantized(constants: Constants, splits: int) -> Bytes:
+    """A weight's codes, scales and shifts. A scale is loaded for each step of its group, or for
+    each half of one, and if an output has one scale, for each split."""
+    half, group, inputs = constants["H"], constants["GROUP"], constants["INPUTS"]
+    codes = constants["ROW_BYTES"]
+    each = FLOAT32 * (1 + constants["SHIFTED"])
+    loads = -(-inputs // (half if group % (2 * half) else 2 * half)) if group else splits
+    rows = constants["ROWS"]
+    return Bytes(rows * (codes + loads * each), rows * (codes + constants["GROUPS"] * each))
+
+
+def _quantized_row(shape: Shape, constants: Constants) -> int:
+    """A row of inputs and the sums of its units."""
+    half, inputs = int(constants["H"]), int(constants["INPUTS"])
+    unit = half if constants["GROUP"] % (2 * half) else 2 * half
+    sums = -(-inputs // unit) * FLOAT32 if constants["SHIFTED"] else 0
+    return inputs * shape.item + sums
+
+
 def add_experts(shape: Shape, rows: Rows, constants: Constants) -> Bytes:
     row = constants["OUTPUTS"] * shape.item
     return _once(rows.tokens * (constants["CHOSEN"] + 1) * row)
@@ -279,6 +371,7 @@ ESTIMATES: Mapping[str, Callable[[Shape, Rows, Constants], Bytes | None]] = {
         *(attend, join, rotate_store, store_kv),
         *(add_norm, activation_mul, matmul, add_splits, put_sampled),
         *(expert_inner, expert_outputs, add_experts),
+        *(prepare_inputs, quantized_matmul, quantized_inner, quantized_outputs),
         *(count, weigh, count_ties, limits, draw, pick),
     )
 }
@@ -320,6 +413,16 @@ def describe(kernel: str, constants: Constants) -> str:
     if kernel in ("_expert_inner", "_expert_outputs"):
         size = f"{constants['EXPERTS']} of {constants['OUTPUTS']} x {constants['INPUTS']}"
         return size + (", bias" if constants["HAS_BIAS"] else "")
+    if kernel == "_prepare_inputs":
+        sums = f", sums of {constants['UNIT']}" if constants["UNIT"] else ""
+        return f"{constants['PLACES']} {constants['ACTIVATIONS']}{sums}"
+    if kernel in ("_quantized_matmul", "_quantized_inner", "_quantized_outputs"):
+        kind = f"{constants['NUMBERS']} by {constants['GROUP'] or constants['INPUTS']}"
+        where = ""
+        if constants.get("SPLITS", 1) > 1:
+            where = " stored" if constants["STORED"] else " in a program"
+        size = f"{constants['ROWS']} x {constants['INPUTS']}"
+        return f"{size}, {kind}, {constants['M']} rows{where}"
     if kernel in ("_matmul", "_add_splits"):
         size = f"{constants['OUTPUTS']} outputs"
         if kernel == "_matmul":

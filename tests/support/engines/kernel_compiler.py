@@ -41,15 +41,25 @@ from baton_engine.attention.interface import StepBatch
 from baton_engine.attention.triton_backend import TritonAttention
 from baton_engine.build import ops_for
 from baton_engine.config.model_config import AttentionSpec, RopeConfig
+from baton_engine.config.quantization.scheme import BITS, Numbers
 from baton_engine.interface import Row, Sample
 from baton_engine.kv.kv_pool import TORCH_DTYPES, TorchMemory
-from baton_engine.layers.experts import ClampedSwiGLU, ExpertWeights, Routes
+from baton_engine.layers.experts import (
+    ClampedSwiGLU,
+    ExpertWeights,
+    LoadedExperts,
+    QuantizedExperts,
+    Routes,
+)
+from baton_engine.layers.quantization.quantized_weight import QuantizedWeight
 from baton_engine.layers.rotary import HeadNorm, Rope
-from baton_engine.layers.triton_matmul import FIXED_TILE, FIXED_TILE_HEAD, STORED_ROWS
+from baton_engine.layers.triton_matmul import FIXED_TILE, FIXED_TILE_HEAD
+from baton_engine.layers.triton_quantized.products import QUANTIZED_TILE
+from baton_engine.layers.triton_splits import STORED_ROWS
 from baton_engine.runner.input_buffers import StepShape, pad, to_device
 from baton_engine.sampling.metadata import draws_of
 from baton_protocol.ids import BlockId
-from baton_protocol.layout import LATENT, KVField, KVLayout
+from baton_protocol.layout import CODES, LATENT, KVField, KVLayout
 from baton_protocol.sampling import SamplingParams
 from tests.support.engines.attention_specs import batch_of
 from tests.support.engines.demands import kv_layout
@@ -120,10 +130,13 @@ class AbsentGpu:
         return 0
 
 
-def attend(dtype: str, dim: int, limits: dict[str, Any], exact: bool) -> None:
+def attend(
+    dtype: str, dim: int, limits: dict[str, Any], exact: bool, code: str | None = None
+) -> None:
     """Rope, the store of K and V, and attention over decode rows, a mixed and a padded step."""
     kind = TORCH_DTYPES[dtype]
-    memory = TorchMemory(kv_layout(heads=KV_HEADS, dim=dim, block=BLOCK, dtype=dtype), 3, CPU)
+    layout = kv_layout(heads=KV_HEADS, dim=dim, block=BLOCK, dtype=dtype)
+    memory = TorchMemory(layout if code is None else layout.in_dtype(code), 3, CPU)
     spec = AttentionSpec(
         num_heads=HEADS, num_kv_heads=KV_HEADS, head_dim=dim, scale=dim**-0.5, **limits
     )
@@ -211,6 +224,46 @@ def multiply(dtype: str, sizes: list[tuple[int, int]]) -> None:
 
 
 @dataclass(frozen=True)
+class Kind:
+    """A kind of quantized weights; `group` 0: one scale per output."""
+
+    numbers: Numbers
+    group: int = 0
+    shifted: bool = False
+    activations: Numbers | None = None
+
+    def weight(self, *shape: int) -> QuantizedWeight:
+        *outputs, inputs = shape
+        codes = torch.zeros(*outputs, inputs * BITS[self.numbers] // 8, dtype=torch.uint8)
+        if self.numbers == "int8":
+            codes = codes.view(torch.int8)
+        group = self.group or inputs
+        scales = torch.zeros(*outputs, -(-inputs // group))
+        shifts = scales if self.shifted else None
+        return QuantizedWeight(
+            *(self.numbers, codes, scales, group, inputs, shifts), activations=self.activations
+        )
+
+
+KINDS = {
+    "int4 by 128": Kind("int4", 128),
+    "int4 by 32, shifted": Kind("int4", 32, shifted=True),
+    "int8": Kind("int8", activations="int8"),
+    "fp8 by 128": Kind("fp8", 128),
+    "fp4 by 16": Kind("fp4", 16),
+    "nf4 by 64": Kind("nf4", 64),
+}
+
+
+def multiply_quantized(dtype: str, kind: Kind, sizes: list[tuple[int, int]]) -> None:
+    """Steps with each tile."""
+    for outputs, inputs in sizes:
+        product = QUANTIZED_TILE.product(kind.weight(outputs, inputs), None)
+        for rows in (1, 64, STORED_ROWS + 1):
+            product(torch.zeros(rows, inputs, dtype=TORCH_DTYPES[dtype]))
+
+
+@dataclass(frozen=True)
 class Mixture:
     hidden: int
     size: int
@@ -223,20 +276,27 @@ QWEN_MOE = Mixture(2048, 768, 128, 8)  # Qwen3-30B-A3B
 GPT_OSS = Mixture(2880, 2880, 32, 4, ClampedSwiGLU(1.702, 7.0))
 
 
-def compute_experts(dtype: str, mixture: Mixture) -> None:
+def compute_experts(dtype: str, mixture: Mixture, kind: Kind | None = None) -> None:
     """A decode step of one row, and a prompt."""
     numbers = partial(torch.empty, dtype=TORCH_DTYPES[dtype])
     experts, hidden, size = mixture.experts, mixture.hidden, mixture.size
     biased = mixture.clamped is not None
-    weights = ExpertWeights(
-        *(numbers(experts, 2 * size, hidden), numbers(experts, hidden, size)),
+    biases = (
         numbers(experts, 2 * size) if biased else None,
         numbers(experts, hidden) if biased else None,
-        mixture.clamped,
     )
+    shapes = (experts, 2 * size, hidden), (experts, hidden, size)
+    weights: LoadedExperts
+    if kind is None:
+        plain = numbers(*shapes[0]), numbers(*shapes[1])
+        weights = ExpertWeights(*plain, *biases, mixture.clamped)
+    else:
+        quantized = kind.weight(*shapes[0]), kind.weight(*shapes[1])
+        weights = QuantizedExperts(*quantized, *biases, mixture.clamped)
+    packed = OPS.pack_experts(weights)
     for tokens in (1, 256):
         ids = torch.zeros(tokens, mixture.chosen, dtype=torch.int64)
-        OPS.experts(numbers(tokens, hidden), Routes(ids, torch.zeros(ids.shape)), weights)
+        OPS.experts(numbers(tokens, hidden), Routes(ids, torch.zeros(ids.shape)), packed)
 
 
 LIMITS: dict[str, dict[str, Any]] = {"": {}, ", limited": {"window": 4096, "soft_cap": 50.0}}
@@ -267,6 +327,19 @@ CASES = (
         for exact in (False, True)
     }
     | {
+        f"bfloat16, head_dim 128, KV in {code}{', exact' if exact else ''}": Case(
+            partial(attend, "bfloat16", 128, {}, exact, code)
+        )
+        for code in CODES
+        for exact in (False, True)
+    }
+    | {
+        f"quantized products, {name}": Case(
+            partial(multiply_quantized, "bfloat16", kind, [(1024, 2048)])
+        )
+        for name, kind in KINDS.items()
+    }
+    | {
         "bfloat16, head_dim 64, limited, sinks": Case(
             partial(attend, "bfloat16", 64, LIMITS[", limited"] | SINKS, False), HEADS_OF_64
         ),
@@ -283,6 +356,17 @@ CASES = (
         "experts of gpt-oss-20b": Case(
             partial(compute_experts, "bfloat16", GPT_OSS), Shape(chosen=GPT_OSS.chosen)
         ),
+        "quantized products of Qwen3-0.6B": Case(
+            partial(multiply_quantized, "bfloat16", KINDS["int4 by 128"], QWEN)
+        ),
+        "quantized products in float32": Case(
+            partial(multiply_quantized, "float32", KINDS["int4 by 128"], [(1024, 2048)]),
+            Shape(item=4),
+        ),
+        "MXFP4 experts of gpt-oss-20b": Case(
+            partial(compute_experts, "bfloat16", GPT_OSS, Kind("fp4", 32)),
+            Shape(chosen=GPT_OSS.chosen),
+        ),
         "experts in float32": Case(partial(compute_experts, "float32", QWEN_MOE), Shape(item=4)),
     }
 )
@@ -295,6 +379,8 @@ QUICK = {
     "sampling": 80,
     "products in bfloat16": 100,
     "experts of gpt-oss-20b": 90,
+    "quantized products, int4 by 32, shifted": 90,
+    "MXFP4 experts of gpt-oss-20b": 80,
 }
 
 

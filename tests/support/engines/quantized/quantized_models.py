@@ -40,6 +40,15 @@ LAYOUTS: Mapping[str, Layout] = {
 }
 # Only experts are quantized, and only of gpt-oss.
 ALL_LAYOUTS: Mapping[str, Layout] = {**LAYOUTS, "mxfp4": floats.MXFP4}
+# One model for each kind of numbers and of rounding, for suites that take long.
+EACH_KIND: Mapping[str, str] = {
+    "llama-gqa4 in w4a16 g32 zeros": "4 bits by groups of inputs, with zero points",
+    "qwen3-gqa2 in w8a8": "8 bits, and inputs rounded to 8 bits by token",
+    "deepseek-v2-lite in fp8 block": "FP8 by blocks, inputs too; experts and latent projections",
+    "llama-gqa1 in bitsandbytes nf4": "a table of 16 numbers",
+    "gpt-oss in mxfp4": "experts in 4-bit floats, scales that are powers of 2",
+    "mixtral in nvfp4": "experts and attention in 4-bit floats, scales in 8 bits",
+}
 
 
 @dataclass(frozen=True)
@@ -48,6 +57,15 @@ class QuantizedModel:
 
     folder: Path
     plain: Path
+
+
+def model_folders(name: str) -> QuantizedModel:
+    """The folders of "MODEL in LAYOUT". The folder of "MODEL" is also the plain one."""
+    model, _, layout = name.partition(" in ")
+    if layout:
+        return make_quantized(model, layout)
+    folder = make_tiny_model(model)
+    return QuantizedModel(folder, folder)
 
 
 def make_quantized(model: str, layout: str, root: Path = CACHE) -> QuantizedModel:
@@ -59,7 +77,8 @@ def make_quantized(model: str, layout: str, root: Path = CACHE) -> QuantizedMode
     place = root / f"{key}-{layout.replace(' ', '-')}"
     if not place.is_dir():
         draft = Path(tempfile.mkdtemp(dir=root, prefix=".draft-"))
-        _write(source, draft, ALL_LAYOUTS[layout])
+        plain = write_quantized(source, draft / "quantized", ALL_LAYOUTS[layout])
+        copy_with(source, draft / "plain", plain)
         try:
             os.rename(draft, place)
         except OSError:
@@ -69,11 +88,12 @@ def make_quantized(model: str, layout: str, root: Path = CACHE) -> QuantizedMode
     return QuantizedModel(place / "quantized", place / "plain")
 
 
-def _write(source: Path, draft: Path, layout: Layout) -> None:
-    tensors = load_file(source / WEIGHTS)
+def write_quantized(source: Path, folder: Path, layout: Layout) -> Mapping[str, torch.Tensor]:
+    """Write the model of `source` in `layout` to the new `folder`. Returns the numbers that it
+    stands for, by the source's names."""
     quantized: dict[str, torch.Tensor] = {}
     plain: dict[str, torch.Tensor] = {}
-    for name, tensor in tensors.items():
+    for name, tensor in load_file(source / WEIGHTS).items():
         module, _, part = name.rpartition(".")
         quantize = layout.quantize_of(module) if part == "weight" else None
         if layout.fused is not None and name.endswith(
@@ -86,11 +106,16 @@ def _write(source: Path, draft: Path, layout: Layout) -> None:
             quantized |= {f"{module}.{suffix}": each for suffix, each in parts.items()}
         else:
             quantized[name] = plain[name] = tensor
-    for folder, content in ((draft / "quantized", quantized), (draft / "plain", plain)):
-        # References of the source are not those of the copy.
-        shutil.copytree(source, folder, ignore=shutil.ignore_patterns(".*", WEIGHTS))
-        save_file({key: value.contiguous() for key, value in content.items()}, folder / WEIGHTS)
+    copy_with(source, folder, quantized)
     config = json.loads((source / "config.json").read_text())
     if layout.config:
         config["quantization_config"] = layout.config
-    (draft / "quantized" / "config.json").write_text(json.dumps(config, indent=1))
+    (folder / "config.json").write_text(json.dumps(config, indent=1))
+    return plain
+
+
+def copy_with(source: Path, folder: Path, tensors: Mapping[str, torch.Tensor]) -> None:
+    """Copy a model's folder with other tensors. References of the source are not those of the
+    copy."""
+    shutil.copytree(source, folder, ignore=shutil.ignore_patterns(".*", WEIGHTS))
+    save_file({key: value.contiguous() for key, value in tensors.items()}, folder / WEIGHTS)
