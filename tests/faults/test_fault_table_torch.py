@@ -1,7 +1,8 @@
 """A few rows of the fault table on the torch engine, with a tiny model in bfloat16.
 
 The nodes run with --batch-invariant on, so ids and log-probabilities must be the undisturbed ones.
-So must the ids of a model that transformers' code computes, in float32.
+So must the ids of a model that transformers' code computes, in float32; its log-probabilities
+may differ in the last digits, so requests that ask for them are left out.
 """
 
 from __future__ import annotations
@@ -9,13 +10,17 @@ from __future__ import annotations
 import pytest
 
 from tests.faults.conftest import TORCH_MODEL
-from tests.support.engines.tiny_models import EXPERT_MODELS, FIRST_SPECIAL
+from tests.support.engines.tiny_models import BRIDGE_MODELS, EXPERT_MODELS, FIRST_SPECIAL
 from tests.support.faults.cases import Sizes
-from tests.support.faults.rows import Row
+from tests.support.faults.rows import KINDS as ALL_REQUESTS
+from tests.support.faults.rows import Kind, Row
 from tests.support.faults.runs import run_row
 from tests.support.kv_faults.kinds import KINDS
 from tests.support.pools.processes import Cluster
 
+ONLY_IDS: tuple[Kind, ...] = tuple(
+    kind for kind in ALL_REQUESTS if kind not in ("logprobs", "echo", "scores")
+)
 SIZES = Sizes(target=512, answer=48, first_id=0, end_id=FIRST_SPECIAL)
 KILLED_DECODE = Row("decode", "mid-stream", "kill", "greedy")
 SHORT: tuple[Row, ...] = (Row("prefill", "half published", "kill", "two"), KILLED_DECODE)
@@ -92,9 +97,10 @@ def test_a_killed_decode_node_changes_no_answer_of_a_model_with_experts(
 )
 @pytest.mark.parametrize("row", KV_ROWS, ids=str)
 def test_a_fault_changes_no_answer_with_each_kind_of_kv(
-    row: Row, torch_pool: Cluster, torch_undisturbed: Cluster
+    row: Row, torch_model: str, torch_pool: Cluster, torch_undisturbed: Cluster
 ) -> None:
-    run_row(torch_pool, row, torch_undisturbed, sizes=SIZES)
+    kinds = ONLY_IDS if torch_model in BRIDGE_MODELS else ALL_REQUESTS
+    run_row(torch_pool, row, torch_undisturbed, sizes=SIZES, kinds=kinds)
 
 
 @pytest.mark.long
@@ -103,4 +109,4 @@ def test_a_fault_changes_no_answer_with_each_kind_of_kv(
 def test_a_fault_changes_no_answer_of_a_model_without_a_family(
     row: Row, torch_pool: Cluster, torch_undisturbed: Cluster
 ) -> None:
-    run_row(torch_pool, row, torch_undisturbed, sizes=SIZES)
+    run_row(torch_pool, row, torch_undisturbed, sizes=SIZES, kinds=ONLY_IDS)
