@@ -1,8 +1,7 @@
 """A few rows of the fault table on the torch engine, with a tiny model in bfloat16.
 
 The nodes run with --batch-invariant on, so ids and log-probabilities must be the undisturbed ones.
-So must the ids of a model that transformers' code computes, in float32; its log-probabilities
-may differ in the last digits, so requests that ask for them are left out.
+So must the ids of a model that transformers' code computes, in float32.
 """
 
 from __future__ import annotations
@@ -18,8 +17,10 @@ from tests.support.faults.runs import run_row
 from tests.support.kv_faults.kinds import KINDS
 from tests.support.pools.processes import Cluster
 
+# For a bridged model: the last digits of its log-probabilities may differ, and the tiny one repeats
+# one token, in which no stop string can be found.
 ONLY_IDS: tuple[Kind, ...] = tuple(
-    kind for kind in ALL_REQUESTS if kind not in ("logprobs", "echo", "scores")
+    kind for kind in ALL_REQUESTS if kind not in ("logprobs", "echo", "scores", "stop")
 )
 SIZES = Sizes(target=512, answer=48, first_id=0, end_id=FIRST_SPECIAL)
 KILLED_DECODE = Row("decode", "mid-stream", "kill", "greedy")
@@ -109,4 +110,4 @@ def test_a_fault_changes_no_answer_with_each_kind_of_kv(
 def test_a_fault_changes_no_answer_of_a_model_without_a_family(
     row: Row, torch_pool: Cluster, torch_undisturbed: Cluster
 ) -> None:
-    run_row(torch_pool, row, torch_undisturbed, sizes=SIZES, kinds=ONLY_IDS)
+    run_row(torch_pool, row, torch_undisturbed, sizes=SIZES)
