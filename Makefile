@@ -64,9 +64,9 @@ run: $(INSTALLED) ## a pool with the demo model: asks it a question and stays up
 		$(if $(ONCE),--once,--ask) "$$(cat $(QUESTION))" $(ARGS)
 
 # The tiers of the tests, from the quickest on. Each runs what ARGS names, or all of it.
-# Tests of the first two wait as much as they compute: 4 at once fill 2 cores. A Kubernetes fills
+# Tests of the first two wait as much as they compute: 5 at once fill 2 cores. A Kubernetes fills
 # the machine by itself.
-test-quick test: WORKERS ?= 4
+test-quick test: WORKERS ?= 5
 test-cluster test-long: WORKERS ?= 2
 PYTEST = $(BIN)/pytest -n $(WORKERS) --dist loadfile
 

@@ -15,6 +15,7 @@ from xdist.scheduler import LoadScopeScheduling
 
 from baton_cli.models.demo_model import fetch_demo
 from tests.support import fork_server
+from tests.support.engines.interpreter import quicken_interpreter
 from tests.support.engines.tiny_models import make_tiny_model
 from tests.support.needs import NEEDS, needs
 from tests.support.pairwise import mark_the_rest_long
@@ -61,7 +62,7 @@ def demo_model() -> Path:
 
 def pytest_configure(config: pytest.Config) -> None:
     config.pluginmanager.register(UnitGuard())
-    fork_server.install()
+    fork_server.install(workers=not NEEDS["gpu"].present())
 
 
 @pytest.hookimpl(tryfirst=True)  # before -m looks
@@ -71,6 +72,10 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
         if item.nodeid.startswith(INTEGRATION):
             item.add_marker("integration")
     items.sort(key=lambda item: not item.nodeid.startswith(TOGETHER))
+
+
+def pytest_collection_finish() -> None:
+    quicken_interpreter()  # which tests of kernels have imported
 
 
 @pytest.hookimpl(wrapper=True)

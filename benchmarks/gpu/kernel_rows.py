@@ -27,6 +27,7 @@ from baton_engine.build import ops_for
 from baton_engine.config.families import read_config
 from baton_engine.config.model_config import AttentionSpec, RopeConfig
 from baton_engine.interface import Row, Sample
+from baton_engine.kv.eight_bits import decoded, encoded
 from baton_engine.kv.kv_pool import TorchMemory
 from baton_engine.layers.experts import ClampedSwiGLU, ExpertWeights, Routes, experts_twin
 from baton_engine.layers.ops import TORCH_OPS
@@ -34,7 +35,7 @@ from baton_engine.layers.rotary import HeadNorm, Rope
 from baton_engine.layers.triton_matmul import FIXED_TILE
 from baton_engine.sampling.metadata import draws_of
 from baton_protocol.ids import BlockId
-from baton_protocol.layout import LATENT, KVField, KVLayout
+from baton_protocol.layout import CODES, EXPONENTS, LATENT, KVField, KVLayout
 from baton_protocol.sampling import SamplingParams
 from benchmarks.gpu.processes import ROOT
 from tests.support.engines.attention_specs import batch_of
@@ -261,9 +262,10 @@ def attention(
     soft_cap: float | None = None,
     sinks: bool = False,
     pool: int = 0,
+    code: str | None = None,
 ) -> Trial:
     """Attention over rows (start, tokens), longest one-token rows first. Blocks are scattered over
-    the pool; whatever no row may read is NaN."""
+    the pool; whatever no row may read is NaN. With `code`, the pool has codes of this dtype."""
     sizes = setup.sizes(model)
     spans = spans_of(setup, spans)
     memory = make_pool(setup, sizes, sum(map(blocks_of, spans)), pool)
@@ -276,11 +278,16 @@ def attention(
         soft_cap=soft_cap,
         sinks=sinks,
     )
-    return attention_over(setup, memory, spec, spans, exact=exact)
+    return attention_over(setup, memory, spec, spans, exact=exact, code=code)
 
 
 def latent_attention(
-    setup: Setup, model: str, spans: Sequence[tuple[int, int]], *, exact: bool = False
+    setup: Setup,
+    model: str,
+    spans: Sequence[tuple[int, int]],
+    *,
+    exact: bool = False,
+    code: str | None = None,
 ) -> Trial:
     """Attention over latent rows: k of all query heads and, as its first numbers, v."""
     latent, spans = DRY_LATENT if setup.dry else LATENTS[model], spans_of(setup, spans)
@@ -302,7 +309,7 @@ def latent_attention(
         value_dim=latent.value_dim,
         latent=True,
     )
-    return attention_over(setup, memory, spec, spans, exact=exact)
+    return attention_over(setup, memory, spec, spans, exact=exact, code=code)
 
 
 def attention_over(
@@ -312,27 +319,31 @@ def attention_over(
     spans: Sequence[tuple[int, int]],
     *,
     exact: bool,
+    code: str | None = None,
 ) -> Trial:
     rows = fill_rows(memory, spans)
     sinks_N = torch.randn(spec.num_heads, device=setup.device) if spec.sinks else None
     specs = [spec] * LAYERS
+    keys = layers_kv(memory, specs)[LAYER]
+    if code is not None:
+        memory = coded(memory, code)
     batch = batch_of(rows, memory.layout, setup.device)
     step = TritonAttention(memory, specs, exact=exact).begin(batch)
-    tokens, keys = sum(count for _, count in spans), layers_kv(memory, specs)[LAYER]
+    tokens = sum(count for _, count in spans)
     # q is a slice of a wider tensor, as a model's projections give it.
     heads_TZH = setup.noise(tokens, spec.num_heads + 2 * spec.num_kv_heads, spec.head_dim)
     q_TNH, k_TKH, v_TKH = torch.split(heads_TZH, [spec.num_heads, *[spec.num_kv_heads] * 2], dim=1)
     expected_TNV = by_definition(keys, spec, rows, q_TNH, sinks_N)
     seen = [seen_keys(start, count, spec.window) for start, count in spans]
     both = spec.head_dim + spec.value_dim
-    row_numbers = spec.num_kv_heads * (spec.head_dim if spec.latent else both)
-    numbers = tokens * spec.num_heads * both + sum(read for read, _ in seen) * row_numbers
+    row_bytes = memory.layout.layer_bytes() // BLOCK
+    moved = tokens * spec.num_heads * both * q_TNH.element_size()
     v = None if spec.latent else v_TKH
     return Trial(
         run=lambda: (step.attend(LAYER, q_TNH, k_TKH, v, stored=True, sinks_N=sinks_N),),
         expected=(expected_TNV,),
         tolerance=ROUNDING[setup.dtype],
-        bytes=numbers * q_TNH.element_size(),
+        bytes=moved + sum(read for read, _ in seen) * row_bytes,
         operations=2 * spec.num_heads * both * sum(pairs for _, pairs in seen),
     )
 
@@ -471,6 +482,18 @@ def make_pool(setup: Setup, sizes: Sizes, blocks: int, least: int) -> TorchMemor
     memory = TorchMemory(layout, blocks + SPARE_BLOCKS, setup.device)
     kv_of(memory).fill_(torch.nan)
     return memory
+
+
+def coded(memory: TorchMemory, code: str) -> TorchMemory:
+    """A pool with the codes of another pool's numbers, which are then rounded as these."""
+    layout = memory.layout.in_dtype(code)
+    found = TorchMemory(layout, len(memory.pool) - 1, memory.pool.device)
+    for name, numbers in memory.fields.items():
+        codes, exponents = encoded(numbers, found.fields[name].dtype)
+        found.fields[name].copy_(codes)
+        found.fields[name + EXPONENTS].copy_(exponents)
+        numbers.copy_(decoded(codes, exponents, numbers.dtype))
+    return found
 
 
 def last_slots(memory: TorchMemory, tokens: int) -> torch.Tensor:
@@ -618,6 +641,32 @@ ROWS: tuple[KernelRow, ...] = (
     KernelRow(
         "attention, Qwen3-8B, 64 rows of 1024",
         partial(attention, model="Qwen3-8B", spans=_step(64, 1024)),
+    ),
+    *(
+        KernelRow(
+            f"attention, {exact}KV in {code}, 64 rows of 1024",
+            partial(
+                attention,
+                model="Qwen3-0.6B",
+                spans=_step(64, 1024),
+                exact=bool(exact),
+                code=code,
+            ),
+        )
+        for code in CODES
+        for exact in ("", "exact, ")
+    ),
+    KernelRow(
+        "attention, KV in int8, 1 row of 8192",
+        partial(attention, model="Qwen3-0.6B", spans=_step(1, 8192), code="int8"),
+    ),
+    KernelRow(
+        "attention, KV in int8, a prompt of 1024",
+        partial(attention, model="Qwen3-0.6B", spans=[(0, 1024)], code="int8"),
+    ),
+    KernelRow(
+        "attention, DeepSeek-V2-Lite, KV in int8, 64 rows of 1024",
+        partial(latent_attention, model="DeepSeek-V2-Lite", spans=_step(64, 1024), code="int8"),
     ),
     KernelRow(
         "attention, Gemma-2, 32 rows of 8192",

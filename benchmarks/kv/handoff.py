@@ -28,6 +28,7 @@ from pathlib import Path
 from unittest.mock import patch
 
 from baton_engine.config.engine_config import SimConfig
+from baton_engine.sim.memory import SimMemory
 from baton_kvstore.embedded.servers import EmbeddedStore
 from baton_node.ipc.messages import Step, ToServer
 from baton_node.settings import NodeSettings
@@ -192,7 +193,9 @@ def run(options: argparse.Namespace, place: Path) -> list[Verdict]:
             write_behind_bandwidth=0,
         )
         chunk = ready.info.layout.chunk_tokens
-        sequence = OneAfterTheOther(address, ready.info.layout, max(LENGTHS) // chunk)
+        layout = ready.info.layout
+        memory = SimMemory(layout, max(LENGTHS) // chunk * layout.chunk_blocks)
+        sequence = OneAfterTheOther(address, memory)
         stack.callback(sequence.close)
         print(
             f"chunks of {chunk} tokens, {ready.info.layout.chunk_bytes / (1 << 20):.2f} MiB; "

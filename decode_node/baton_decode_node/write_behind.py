@@ -55,7 +55,7 @@ class WriteBehind:
         source = filled.blocks
         if PADDING in source:
             source = source[: self._layout.num_full_groups * self._layout.chunk_blocks]
-        size = len(source) * self._layout.block_bytes
+        size = len(source) * self._layout.stored_block_bytes
         stored = self._stored.setdefault(job.key, set())
         if filled.hash in stored or filled.hash in self._flying or _is_stored(filled, job, size):
             return

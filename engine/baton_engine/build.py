@@ -31,21 +31,24 @@ from baton_engine.layers.ops import TORCH_OPS, Ops
 from baton_engine.layers.parameter import WeightSlots
 from baton_engine.memory.host_memory import free_memory
 from baton_engine.memory.malloc import keep_freed_memory
+from baton_engine.memory.requirements import layout_of
 from baton_engine.models.model import Model
 from baton_engine.models.registry import build_model
 from baton_engine.progress import ProgressLine
 from baton_engine.runner.cuda_card import CudaCard
+from baton_engine.runner.encoded_memory import EncodedMemory
 from baton_engine.runner.forward import forward_steps
 from baton_engine.runner.model_runner import TorchRunner
 from baton_engine.runner.plan import EnginePlan, make_plan
 from baton_engine.runner.profile_run import PROFILE_BLOCKS, profile
 from baton_engine.runner.state_check import blocks_needed, check_state
 from baton_engine.runner.warm_up import counting, describe, warm_all
+from baton_engine.weights.checkpoint import weight_files
 from baton_engine.weights.digest import check_unchanged, file_states, tensor_digests
 from baton_engine.weights.dummy import dummy_digests, fill_slots
 from baton_engine.weights.loader import load_weights
-from baton_engine.weights.safetensors_files import weight_files
 from baton_protocol.fingerprint import TensorDigest, fingerprint
+from baton_protocol.layout import CODES
 
 # On a CPU, torch and oneDNN each cache compiled products, one per shape and 1,024 by default. Each
 # takes 0.4 MB that our memory estimate does not include. Prompts of all lengths took a small engine
@@ -91,7 +94,12 @@ def build_torch(
         eos_ids=plan.config.eos_ids,
         exact="bitwise" if plan.exact else "numeric",
     )
-    engine = EngineCore(info, runner, _host_memory(runner.memory, plan), overlap=plan.overlap)
+    memory = runner.memory
+    engine = EngineCore(
+        *(info, runner, _host_memory(memory, plan)),
+        stored=memory if plan.layout.codec == "none" else EncodedMemory(memory),
+        overlap=plan.overlap,
+    )
     _log_ready(info, plan, runner.buckets, time.monotonic() - started)
     return engine
 
@@ -123,6 +131,8 @@ def _canonical(plan: EnginePlan, model: Model) -> str:
     """The config's part of the fingerprint. Nodes with --batch-invariant exchange KV only with
     nodes that compute the same bits: KV of other arithmetic would change theirs."""
     canonical = plan.config.canonical()
+    if plan.layout.dtype in CODES:  # else the layout has the dtype
+        canonical = f"{canonical} computed in {plan.demand.dtype}"
     if not plan.exact:
         return canonical
     return f"{canonical} batch-invariant {_device_kind(plan)} {plan.kernels} {model.bits}"
@@ -183,9 +193,11 @@ def _load_bridged(settings: TorchSettings, plan: EnginePlan, slots: WeightSlots)
     )
     folder = None if settings.load_format == "dummy" else settings.model
     model = load_bridged(plan.config, slots, folder)
-    memory = TorchMemory(plan.layout, blocks_needed(plan.layout), plan.device)
+    # Rounded KV would hide what the check looks for.
+    layout = layout_of(replace(settings, kv_cache_dtype="auto"), plan.config)
+    memory = TorchMemory(layout, blocks_needed(layout), plan.device)
     runner = TorchRunner(model, memory, _attention(plan, memory))
-    check_state(runner, plan.layout, plan.config, model.expected)
+    check_state(runner, layout, plan.config, model.expected)
     return model
 
 
@@ -211,7 +223,8 @@ def _runner(plan: EnginePlan, model: Model) -> TorchRunner:
 
 
 def _attention(plan: EnginePlan, memory: TorchMemory) -> AttentionBackend:
-    return attention_for(plan.kernels, memory, plan.config, exact=plan.exact)
+    dtype = TORCH_DTYPES[plan.demand.dtype]
+    return attention_for(plan.kernels, memory, plan.config, exact=plan.exact, dtype=dtype)
 
 
 def _host_memory(memory: TorchMemory, plan: EnginePlan) -> HostMemory | None:

@@ -172,20 +172,18 @@ class RowResult(msgspec.Struct, frozen=True, gc=False):
     prompt: tuple[PositionLogprobs, ...] = ()
 
 
-class KVMemory(Protocol):
-    """The pool as bytes.
+class StoredMemory(Protocol):
+    """The pool as bytes: its own, or with a codec those of `layout.stored`, as the store has them.
 
     `read` and `write` copy one head shard of whole blocks, in the order given:
     `[block][layer][field][head of the shard][token][number]`. A buffer has
-    `len(blocks) * layout.block_bytes / layout.kv_shards` bytes. The blocks belong to `group`, or to
+    `len(blocks) / layout.kv_shards` times the bytes of a block. The blocks belong to `group`, or to
     groups whose layers keep the same fields (see KVLayout.divisions).
 
     `views` returns one writable view of each block's own bytes. It returns None if there are none
-    (blocks on a device, or several head shards) or if the engine has to notice writes.
+    (blocks on a device, several head shards, or a codec) or if the engine has to notice writes.
 
     These three are thread-safe for blocks that are held. Blocks must not be written during a read.
-    The engine calls `copy` between two steps: it copies whole blocks before the next step reads
-    them.
     """
 
     layout: KVLayout
@@ -199,6 +197,11 @@ class KVMemory(Protocol):
     ) -> None: ...
 
     def views(self, blocks: Sequence[BlockId]) -> Sequence[memoryview] | None: ...
+
+
+class KVMemory(StoredMemory, Protocol):
+    """The pool's own bytes. The engine calls `copy` between two steps: it copies whole blocks
+    before the next step reads them."""
 
     def copy(self, sources: Sequence[BlockId], targets: Sequence[BlockId]) -> None: ...
 

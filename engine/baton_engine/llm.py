@@ -24,6 +24,7 @@ from baton_protocol.errors import InvalidRequest
 from baton_protocol.ids import RequestId
 from baton_protocol.request import PositionLogprobs, Request
 from baton_protocol.sampling import FinishReason, SamplingParams, StructuredOutput
+from baton_text.gguf.header import is_gguf
 
 if TYPE_CHECKING:
     from baton_text.chat import ChatTemplate
@@ -342,7 +343,7 @@ class _Run:
 
 
 def _read_text(folder: Path, chat_template: Path | str | None) -> _Text | None:
-    if not (folder / "tokenizer.json").is_file():
+    if not is_gguf(folder) and not (folder / "tokenizer.json").is_file():
         return None
     from baton_text.artifacts import read_artifacts
     from baton_text.chat import ChatTemplate

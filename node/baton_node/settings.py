@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from baton_engine.config.engine_config import EngineConfig, EngineKind, SimConfig
+from baton_protocol.model_source import name_of_path
 from baton_protocol.options import MAX_PORT, ByteSize, option
 from baton_protocol.policies import FetchPolicy, StoreCare
 from baton_protocol.store import Role
@@ -24,7 +25,9 @@ from baton_protocol.store import Role
 class ModelSettings(EngineConfig):
     TITLE = "model"
 
-    model: str = option("", "Hugging Face folder, or hub id (HF_ENDPOINT selects the hub)")
+    model: str = option(
+        "", "Hugging Face folder, GGUF file, or hub id (HF_ENDPOINT selects the hub)"
+    )
     served_model_name: str = option(
         "", "model name for clients (default: the folder's last component)", metavar="NAME"
     )
@@ -133,5 +136,4 @@ class NodeSettings(ServerSettings, ModelSettings, ExchangeSettings):
         """Return the model's name in the client API."""
         if self.served_model_name:
             return self.served_model_name
-        last = self.model.rstrip("/").rsplit("/", 1)[-1]
-        return last or self.engine
+        return name_of_path(self.model) or self.engine

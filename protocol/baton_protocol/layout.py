@@ -22,16 +22,21 @@ bytes. Blocks tend to have the worst sizes: 2 MiB and a header take 2.5 MiB. The
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Annotated, Any, Self
+from typing import Annotated, Any, Literal, Self
 
 import msgspec
 from msgspec import Meta
 
-from baton_protocol.figures import Size, Text
+from baton_protocol.figures import Size
 from baton_protocol.ids import BlockId
 
 LAYOUT_VERSION = 1
-ITEM_BYTES = {"float32": 4, "bfloat16": 2, "float16": 2, "uint8": 1}
+ITEM_BYTES = {
+    **{"float32": 4, "bfloat16": 2, "float16": 2, "uint8": 1},
+    **{"int8": 1, "float8_e4m3fn": 1},  # CODES
+}
+# Dtypes of fields that have a field of EXPONENTS beside them.
+CODES = ("int8", "float8_e4m3fn")
 DTYPE = rf"^({'|'.join(ITEM_BYTES)})\Z"
 CHUNK_LEAST_BYTES = 1 << 20
 CHUNK_MOST_BYTES = 4 << 20
@@ -40,6 +45,10 @@ CHUNK_SLACK = 0.03  # extra waste accepted for a smaller chunk, as a share of th
 VALUE_HEADER_BYTES = 96  # before each payload in the store (see baton_kvstore.data.chunk_format)
 # The name of the field of layers that keep one row per token instead of K and V.
 LATENT = "latent"
+# The end of the name of a field that has, for each row of codes of another field, their exponent.
+EXPONENTS = "_exponents"
+# How the store has the numbers of a block: as they are, or as the codes of in_codes().
+StoreCodec = Literal["none", "int8"]
 STRING_BYTES = 10  # what Redis adds to a long string (sds: lengths, type, and a NUL)
 
 
@@ -66,6 +75,19 @@ def keys_and_values(heads: int, size: int, dtype: str) -> tuple[KVField, ...]:
     return KVField("k", heads, size, dtype), KVField("v", heads, size, dtype)
 
 
+def in_codes(fields: Sequence[KVField], code: str) -> tuple[KVField, ...]:
+    """The same fields as 8-bit codes of dtype `code`, each followed by the exponents of its rows
+    (see baton_engine.kv.eight_bits)."""
+    return tuple(
+        part
+        for field in fields
+        for part in (
+            KVField(field.name, field.heads, field.size, code),
+            KVField(field.name + EXPONENTS, field.heads, 1, "int8"),
+        )
+    )
+
+
 class KVGroup(msgspec.Struct, frozen=True):
     """Layers whose KV is in the same blocks. Layer `layers[i]` is layer i of the block's payload.
 
@@ -87,8 +109,10 @@ class KVLayout(msgspec.Struct, frozen=True):
     `kv_fields`). With these, the three describe the first field, for readers of protocol version 5.
 
     `block_size` is in tokens, `chunk_blocks` in multiples of `block_size` tokens. The store splits
-    a chunk into `kv_shards` values along the heads of each field. Without `groups`, all layers form
-    one group without a window (see `kv_groups`). Groups without a window come first.
+    a chunk into `kv_shards` values along the heads of each field. With a `codec`, it has the blocks
+    in another layout, `stored`, and the cache holds only numbers that encoding does not change.
+    Without `groups`, all layers form one group without a window (see `kv_groups`). Groups without a
+    window come first.
 
     A sequence's blocks are one flat list, `blocks[i * G + g]` with G = `num_groups`: the block of
     group g for tokens [i * block_size, (i + 1) * block_size). It is 0 where the sequence holds no
@@ -102,7 +126,7 @@ class KVLayout(msgspec.Struct, frozen=True):
     dtype: Annotated[str, Meta(pattern=DTYPE)]
     chunk_blocks: Size
     kv_shards: Size = 1
-    codec: Text = "none"
+    codec: StoreCodec = "none"
     version: Size = LAYOUT_VERSION
     groups: tuple[KVGroup, ...] = ()
     fields: tuple[KVField, ...] = ()
@@ -140,17 +164,37 @@ class KVLayout(msgspec.Struct, frozen=True):
         return tuple(map(fields.index, fields))
 
     def in_dtype(self, dtype: str) -> Self:
-        """The layout with all fields in this dtype."""
+        """The layout with all fields in this dtype, or in codes of it. Not for a layout that has
+        codes."""
+        assert self.dtype not in CODES, "the layout has codes already"
+        coded = dtype in CODES
 
         def changed(fields: tuple[KVField, ...]) -> tuple[KVField, ...]:
-            return tuple(msgspec.structs.replace(field, dtype=dtype) for field in fields)
+            kept = tuple(msgspec.structs.replace(field, dtype=dtype) for field in fields)
+            return in_codes(kept, dtype) if coded else kept
 
         groups = tuple(
             msgspec.structs.replace(group, fields=changed(group.fields)) if group.fields else group
             for group in self.groups
         )
-        fields = changed(self.fields)
+        fields = changed(self.kv_fields if coded else self.fields)
         return msgspec.structs.replace(self, dtype=dtype, fields=fields, groups=groups)
+
+    @property
+    def stored(self) -> Self:
+        """The layout of the store's payloads: this one, or with a codec that of its codes."""
+        if self.codec == "none":
+            return self
+        groups = tuple(
+            msgspec.structs.replace(group, fields=in_codes(group.fields, self.codec))
+            if group.fields
+            else group
+            for group in self.groups
+        )
+        fields = in_codes(self.kv_fields, self.codec)
+        return msgspec.structs.replace(
+            self, dtype=self.codec, fields=fields, groups=groups, codec="none"
+        )
 
     @property
     def undivided(self) -> KVField | None:
@@ -219,9 +263,14 @@ class KVLayout(msgspec.Struct, frozen=True):
         return self.num_groups * self.block_bytes // self.block_size
 
     @property
+    def stored_block_bytes(self) -> int:
+        """Bytes of one block in the store."""
+        return self.stored.block_bytes
+
+    @property
     def chunk_bytes(self) -> int:
-        """Bytes of a chunk with the blocks of all groups."""
-        return self.num_groups * self.block_bytes * self.chunk_blocks
+        """Bytes in the store of a chunk with the blocks of all groups."""
+        return self.num_groups * self.stored_block_bytes * self.chunk_blocks
 
     def chunk_of(self, blocks: Sequence[BlockId], index: int) -> tuple[BlockId, ...]:
         """The blocks of chunk `index` of a sequence's flat list `blocks`, in the order of the
@@ -233,8 +282,8 @@ class KVLayout(msgspec.Struct, frozen=True):
 
     @property
     def full_groups_bytes(self) -> int:
-        """Bytes of a chunk with the blocks of the groups without a window only."""
-        return self.num_full_groups * self.block_bytes * self.chunk_blocks
+        """Bytes in the store of a chunk with the blocks of the groups without a window only."""
+        return self.num_full_groups * self.stored_block_bytes * self.chunk_blocks
 
     def first_complete(self, chunks: int) -> int:
         """The first of a request's `chunks` full chunks that must have the blocks of all groups.

@@ -1,7 +1,7 @@
 """The address of a model that is not in a local folder yet, as users write it.
 
     hf://ORG/NAME[@REVISION]    a repository of a Hugging Face hub (ORG/ may be missing: hf://gpt2)
-    pvc://CLAIM[/FOLDER]        a folder on a Kubernetes PersistentVolumeClaim
+    pvc://CLAIM[/FOLDER]        a folder on a Kubernetes PersistentVolumeClaim, or a GGUF file there
 
 `parse_source` returns a `HubModel` or a `ClaimFolder`, or raises SourceError. It does no I/O and
 does not check that the model exists. The command that fetches a model and the manifests that point
@@ -21,6 +21,7 @@ CLAIM_SCHEME = "pvc://"
 _HUB_NAME = re.compile(r"[A-Za-z0-9_](?:[\w.-]*[A-Za-z0-9_])?", re.ASCII)
 _CLAIM = re.compile(r"[a-z0-9](?:[a-z0-9.-]{0,251}[a-z0-9])?", re.ASCII)
 _MAX_HUB_ID = 96
+GGUF_SUFFIX = ".gguf"
 
 
 class SourceError(ValueError):
@@ -63,13 +64,18 @@ class ClaimFolder(msgspec.Struct, frozen=True, kw_only=True):
     @property
     def name(self) -> str:
         """The default name under which the API serves the model."""
-        return self.folder.rsplit("/", 1)[-1] or self.claim
+        return name_of_path(self.folder) or self.claim
 
     def __str__(self) -> str:
         return f"{CLAIM_SCHEME}{self.claim}" + (f"/{self.folder}" if self.folder else "")
 
 
 ModelSource = HubModel | ClaimFolder
+
+
+def name_of_path(path: str) -> str:
+    """The default name of a model in a folder or a GGUF file, "" if the path has no last part."""
+    return path.rstrip("/").rsplit("/", 1)[-1].removesuffix(GGUF_SUFFIX)
 
 
 def parse_source(text: str) -> ModelSource:

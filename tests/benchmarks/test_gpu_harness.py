@@ -73,6 +73,12 @@ FAKES = {
             findings.checked("on a CPU", findings.device.type == "cpu" and findings.dry)
     """,
 }
+# What the parts' processes have in place of torch, whose import would take most of their time.
+TORCH = """
+    class device:
+        def __init__(self, type):
+            self.type = type
+"""
 
 
 def parts_of(names: Mapping[str, float]) -> list[Part]:
@@ -88,6 +94,7 @@ def fakes(tmp_path_factory: pytest.TempPathFactory) -> Path:
     for name, source in FAKES.items():
         path = folder / f"fake_{name.replace(' ', '_')}.py"
         path.write_text(textwrap.dedent(source))
+    (folder / "torch.py").write_text(textwrap.dedent(TORCH))
     return folder
 
 

@@ -166,18 +166,24 @@ class Bench:
     device: str = "cpu"
     thorough: bool = True
     origins: list[Origin] | None = None
+    kv_cache_dtype: str = "auto"
+    store_codec: str = "none"
 
     def some(self, values: Sequence[int]) -> Sequence[int]:
         return values if self.thorough else values[1::4]
 
     @property
     def exact(self) -> dict[str, Any]:
-        return {"dtype": self.dtype, "device": self.device, "batch_invariant": "on"}
+        return {
+            **{"dtype": self.dtype, "device": self.device, "batch_invariant": "on"},
+            "kv_cache_dtype": self.kv_cache_dtype,
+        }
 
     def engine(self, **settings: Any) -> EngineCore:
         if self.origins is not None:
             settings["enforce_eager"] = True  # a replayed graph calls no part of the model
-        engine = small_engine(self.folder, **self.exact, **{"kv_blocks": 300, **settings})
+        chosen = {"kv_blocks": 300, "store_codec": self.store_codec, **settings}
+        engine = small_engine(self.folder, **self.exact, **chosen)
         assert engine.info.exact == "bitwise"
         if self.origins is not None:
             self.origins.append(Origin.of(engine))

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.bits.cells import DTYPES, MODELS, SUBJECTS, Bench, Differs, ids_in
+from tests.bits.cells import DTYPES, MODELS, SUBJECTS, Bench, Differs, ids_in, run
 from tests.bits.origin import first_difference
 from tests.bits.paths import PATHS
 from tests.bits.store_paths import STORE_PATHS
@@ -23,6 +23,13 @@ ALL_PATHS: Mapping[str, Callable[[Bench], None]] = {**PATHS, **STORE_PATHS}
 SMOKE = list(
     islice(zip(cycle(MODELS), cycle(DTYPES), cycle(ALL_PATHS)), max(len(MODELS), len(ALL_PATHS)))
 )
+
+# KV in 8 bits: the same models on the same paths, of which `make test` runs one.
+EIGHT_BITS = [(*each, code) for code in ("int8", "fp8") for each in SMOKE]
+QUICK_EIGHT_BITS = ("llama-head64", "bfloat16", "handed off", "int8")
+# KV that is rounded for the store's codec: the same models on the same paths, of which `make test`
+# runs a hand-off and a lost node.
+QUICK_CODEC = [("llama-gqa4", "bfloat16", "handed off"), ("llama-head64", "bfloat16", "node lost")]
 
 
 def marks_of(path: str) -> tuple[pytest.MarkDecorator, ...]:
@@ -79,6 +86,46 @@ def test_a_request_has_the_bits_that_it_has_alone(
     model: str, dtype: str, path: str, bench_of: Callable[..., Bench]
 ) -> None:
     check(replace(bench_of(model, dtype, path), thorough=False), path)
+
+
+@pytest.mark.shows("bitwise")
+@pytest.mark.parametrize(
+    ("model", "dtype", "path", "code"),
+    [pytest.param(*QUICK_EIGHT_BITS, marks=marks_of("handed off"))]
+    + [pytest.param(*each, marks=(pytest.mark.long, *marks_of(each[2]))) for each in EIGHT_BITS],
+)
+def test_kv_in_8_bits_gives_a_request_the_bits_that_it_has_alone(
+    model: str, dtype: str, path: str, code: str, bench_of: Callable[..., Bench]
+) -> None:
+    check(replace(bench_of(model, dtype, path), thorough=False, kv_cache_dtype=code), path)
+
+
+@pytest.mark.parametrize(
+    ("model", "dtype"),
+    [
+        ("llama-head64", "bfloat16"),
+        pytest.param("deepseek-v3", "float32", marks=pytest.mark.long),
+        pytest.param("gpt-oss", "bfloat16", marks=pytest.mark.long),
+    ],
+)
+def test_a_cache_of_codes_gives_the_bits_of_a_store_of_codes(
+    model: str, dtype: str, tiny_model: Callable[[str], Path]
+) -> None:
+    cache = Bench(tiny_model(model), dtype, kv_cache_dtype="int8")
+    engine = Bench(tiny_model(model), dtype).engine(store_codec="int8")
+    cache.check_all("codes in the store", run(engine, [each.request() for each in SUBJECTS]))
+
+
+@pytest.mark.shows("bitwise")
+@pytest.mark.parametrize(
+    ("model", "dtype", "path"),
+    [pytest.param(*each, marks=marks_of(each[2])) for each in QUICK_CODEC]
+    + [pytest.param(*each, marks=(pytest.mark.long, *marks_of(each[2]))) for each in SMOKE],
+)
+def test_a_codec_of_the_store_gives_a_request_the_bits_that_it_has_alone(
+    model: str, dtype: str, path: str, bench_of: Callable[..., Bench]
+) -> None:
+    check(replace(bench_of(model, dtype, path), thorough=False, store_codec="int8"), path)
 
 
 @pytest.mark.long

@@ -40,13 +40,19 @@ from tests.support.wires.witness import Trap
 
 POOLS: Mapping[str, tuple[int, int]] = {"aggregated": (0, 1), "1+1": (1, 1), "2+2": (2, 2)}
 CELLS = list(zip(MODELS, cycle((*DTYPES, *reversed(DTYPES))), cycle(POOLS), strict=False))
+# KV in 8 bits: models, dtypes, pools, and values of --kv-cache-dtype.
+EIGHT_BITS = (
+    ("qwen3-head128", "bfloat16", "1+1", "int8"),
+    ("deepseek-v3", "bfloat16", "2+2", "fp8"),
+    ("mistral-window", "float32", "1+1", "fp8"),
+)
 
 
 def flags(bench: Bench) -> list[str]:
     return [
         *("--model", str(bench.folder), "--dtype", bench.dtype, "--batch-invariant", "on"),
         *("--threads", "1", "--chunk-blocks", "1", "--kv-blocks", "600"),
-        *("--max-batched-tokens", "48"),
+        *("--max-batched-tokens", "48", "--kv-cache-dtype", bench.kv_cache_dtype),
     ]
 
 
@@ -102,11 +108,15 @@ def check_subjects(bench: Bench, pool: Cluster, label: str, beside: int = 0) -> 
 
 @pytest.mark.long
 @pytest.mark.integration
-@pytest.mark.parametrize(("model", "dtype", "kind"), CELLS, ids=map("-".join, CELLS))
+@pytest.mark.parametrize(
+    ("model", "dtype", "kind", "kept"),
+    [pytest.param(*each, "auto", id="-".join(each)) for each in CELLS]
+    + [pytest.param(*each, id="-".join(each)) for each in EIGHT_BITS],
+)
 def test_a_pool_gives_a_request_the_bits_of_an_engine_alone(
-    model: str, dtype: str, kind: str, tiny_model: Callable[[str], Path]
+    model: str, dtype: str, kind: str, kept: str, tiny_model: Callable[[str], Path]
 ) -> None:
-    bench = Bench(tiny_model(model), dtype)
+    bench = Bench(tiny_model(model), dtype, kv_cache_dtype=kept)
     prefill, decode = POOLS[kind]
     router_flags = ["--handoff=always"] if prefill else []
     with Cluster(prefill, decode, flags=flags(bench), router_flags=router_flags) as pool:
@@ -184,14 +194,22 @@ def killed_at(
 
 @pytest.mark.long
 @pytest.mark.integration
-@pytest.mark.parametrize(("model", "dtype"), [("gemma2", "bfloat16"), ("llama-gqa4", "float32")])
+@pytest.mark.parametrize(
+    ("model", "dtype", "kept"),
+    [
+        ("gemma2", "bfloat16", "auto"),
+        ("llama-gqa4", "float32", "auto"),
+        ("llama-head64", "bfloat16", "int8"),
+    ],
+)
 def test_answers_have_the_bits_of_an_engine_alone_when_their_node_is_killed_at_any_of_40_tokens(
     model: str,
     dtype: str,
+    kept: str,
     tiny_model: Callable[[str], Path],
     record_property: Callable[[str, object], None],
 ) -> None:
-    bench = Bench(tiny_model(model), dtype)
+    bench = Bench(tiny_model(model), dtype, kv_cache_dtype=kept)
     engine = bench.engine()
     expected = [run(engine, [each.request()])[each.name, 0] for each in STREAMS]
     missing, rounds = POSITIONS, 0
@@ -205,4 +223,6 @@ def test_answers_have_the_bits_of_an_engine_alone_when_their_node_is_killed_at_a
             pool.repair()
             settle(pool)
     assert not missing, f"not killed at {sorted(missing)}"
-    record_property("exactness", f"{model}, {dtype}: killed at 40 tokens in {rounds} rounds")
+    record_property(
+        "exactness", f"{model}, {dtype}, KV {kept}: killed at 40 tokens in {rounds} rounds"
+    )

@@ -160,6 +160,13 @@ BAD: tuple[Bad, ...] = (
         "spec.engine.quantization",
         '"fp8", "int4"',
     ),
+    Bad("an unknown codec", engine(storeCodec="int4"), "spec.engine.storeCodec", '"int8", "none"'),
+    Bad(
+        "an unsupported dtype of KV",
+        engine(kvCacheDtype="int4"),
+        "spec.engine.kvCacheDtype",
+        '"auto", "fp8"',
+    ),
     Bad(
         "a text for batch invariance",
         engine(batchInvariant="on"),

@@ -153,10 +153,19 @@ EDITS = (
         "--quantization=int8",
     ),
     Edit(
+        "engine.kvCacheDtype",
+        {"engine": {"kind": "sim", "kvCacheDtype": "int8"}},
+        NODES,
+        "--kv-cache-dtype=int8",
+    ),
+    Edit(
         "engine.batchInvariant",
         {"engine": {"kind": "sim", "batchInvariant": True}},
         NODES,
         "--batch-invariant=on",
+    ),
+    Edit(
+        "engine.storeCodec", {"engine": {"kind": "sim", "storeCodec": "int8"}}, NODES, "codec=int8"
     ),
     Edit("engine.blockSize", {"engine": {"kind": "sim", "blockSize": 32}}, NODES, "block-size=32"),
     Edit("engine.chunkBlocks", {"engine": {"kind": "sim", "chunkBlocks": 4}}, NODES, "blocks=4"),

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
@@ -22,11 +22,13 @@ import torch
 
 from baton_engine.core.engine_core import EngineCore
 from baton_engine.interface import PADDING, Reservation
+from baton_engine.kv.eight_bits import encoded
+from baton_engine.kv.kv_pool import TORCH_DTYPES
 from baton_engine.sim.build import SimSettings, build_sim
 from baton_kvstore.embedded.servers import EmbeddedStore
 from baton_kvstore.keys import chunk_key
 from baton_protocol.ids import BlockId
-from baton_protocol.layout import VALUE_HEADER_BYTES, KVLayout
+from baton_protocol.layout import VALUE_HEADER_BYTES, KVField, KVLayout, StoreCodec
 from baton_protocol.request import Request
 from baton_protocol.sampling import SamplingParams
 from tests.support.engines.torch_engines import make_request, small_engine
@@ -56,9 +58,13 @@ class Shape:
     shards: int
     device: str = "cpu"
     chunk_blocks: int = CHUNK_BLOCKS
+    kept: str = "auto"  # --kv-cache-dtype
+    codec: StoreCodec = "none"
 
     def __str__(self) -> str:
-        return f"{self.model or 'sim'}-{self.dtype}-{self.shards}-{self.device}"
+        kept = "" if self.kept == "auto" else f"-{self.kept}"
+        codec = "" if self.codec == "none" else f"-{self.codec} in the store"
+        return f"{self.model or 'sim'}-{self.dtype}-{self.shards}-{self.device}{kept}{codec}"
 
 
 # (model, KV heads). The torch models with K and V have 1, 2, 4 and 2 query heads per KV head, and
@@ -85,6 +91,24 @@ WINDOW_SHAPES = [
     for dtype in ("float32", "bfloat16")
     for shards in (1, 2)
 ]
+# Codes of 8 bits with their exponents.
+CODE_SHAPES = [
+    Shape("llama-gqa2-tied", 2, "bfloat16", 2, kept="int8"),
+    Shape("qwen3-gqa2", 2, "float32", 1, kept="fp8"),
+    Shape("deepseek-v2-groups", 1, "bfloat16", 1, kept="int8"),
+    Shape("mistral-window", 2, "bfloat16", 2, chunk_blocks=1, kept="int8"),
+    Shape("gemma4-shared", 2, "float32", 2, kept="int8"),
+]
+QUICK_CODES = CODE_SHAPES[:1]
+# Encoded in the store: by kernels and by torch's operators, for heads of 24 numbers.
+CODEC_SHAPES = [
+    Shape(model, heads, dtype, shards, codec="int8")
+    for model, heads in MODELS
+    for dtype in ("float32", "bfloat16")
+    for shards in (1, 2)
+    if model and heads % shards == 0
+] + [replace(shape, codec="int8") for shape in WINDOW_SHAPES]
+QUICK_CODEC = (Shape("qwen3-gqa2", 2, "bfloat16", 2, codec="int8"),)
 QUICK_WINDOWS = (Shape("gpt-oss", 2, "float32", 1, chunk_blocks=1),)
 # Models that transformers' code computes start slowly.
 BRIDGED = ("gemma4-shared", "minicpm3")
@@ -100,6 +124,14 @@ ON_CUDA = [
     )
     for dtype in ("float32", "bfloat16")
     for shards in (1, 2)
+]
+ON_CUDA += [
+    pytest.param(
+        Shape("llama-gqa1", 4, dtype, shards, "cuda", codec="int8"),
+        id=f"{dtype}-{shards}-int8",
+        marks=ON_CUDA[0].marks,
+    )
+    for dtype, shards in (("float32", 1), ("bfloat16", 2))
 ]
 
 
@@ -119,6 +151,8 @@ def builder(shape: Shape, tiny_model: Callable[[str], Path]) -> Build:
             kv_blocks=blocks,
             chunk_blocks=shape.chunk_blocks,
             kv_shards=shape.shards,
+            kv_cache_dtype=shape.kept,
+            store_codec=shape.codec,
         )
     return lambda blocks: build_sim(
         SimSettings(
@@ -180,17 +214,25 @@ def publish(end: NodeEnd, request: Request, store: EmbeddedStore) -> Source:
 def heads_of(pages: Pages, layout: KVLayout, shard: int) -> bytes:
     """The bytes `[block][layer][field][head of the shard][token][number]` of a chunk, cut from its
     whole pages, in which each field is one piece of its layer's bytes. No bytes of a page are
-    unused."""
+    unused. With a codec each piece becomes its codes and their exponents, and the end of a block
+    may be unused."""
     cut = []
     for place, page in enumerate(pages):
         group, begin = place // layout.chunk_blocks, 0
-        fields = layout.group_fields[group]
+        fields, stored = layout.group_fields[group], []
         while begin < len(page):
             for field in fields:
                 size = layout.block_size * field.token_bytes // layout.kv_shards
-                cut.append(page[begin + shard * size : begin + (shard + 1) * size].tobytes())
+                piece = page[begin + shard * size : begin + (shard + 1) * size]
+                stored.append(piece.tobytes() if layout.codec == "none" else codes_of(piece, field))
                 begin += size * layout.kv_shards
+        cut.append(b"".join(stored).ljust(layout.stored_block_bytes // layout.kv_shards, b"\0"))
     return b"".join(cut)
+
+
+def codes_of(piece: Pages, field: KVField) -> bytes:
+    rows = torch.from_numpy(piece.copy()).view(TORCH_DTYPES[field.dtype]).view(-1, field.size)
+    return b"".join(part.numpy().tobytes() for part in encoded(rows, torch.int8))
 
 
 def fetch_and_compare(end: NodeEnd, request: Request, source: Source, step: int) -> Reservation:
@@ -222,8 +264,9 @@ def round_trip(shape: Shape, store: EmbeddedStore, build: Build) -> None:
     ):
         sources = [publish(prefill, request, store) for request in requests]
         for end in (prefill, decode):
-            in_place = end.engine.memory.views([BlockId(1)]) is not None
-            assert in_place == bool(shape.model and shape.shards == 1 and shape.device == "cpu")
+            in_place = end.engine.stored.views([BlockId(1)]) is not None
+            plain = shape.model and shape.codec == "none"
+            assert in_place == bool(plain and shape.shards == 1 and shape.device == "cpu")
         assert set[int]().union(*(source.servers for source in sources)) == {0, 1}
         for request, source in zip(requests, sources, strict=True):
             decode.engine.release(fetch_and_compare(decode, request, source, step=2))
@@ -258,6 +301,14 @@ def is_quick(number: int, shape: Shape) -> bool:
             shape, id=str(shape), marks=[] if shape in QUICK_WINDOWS else [pytest.mark.long]
         )
         for shape in WINDOW_SHAPES
+    ]
+    + [
+        pytest.param(shape, id=str(shape), marks=[] if shape in QUICK_CODES else [pytest.mark.long])
+        for shape in CODE_SHAPES
+    ]
+    + [
+        pytest.param(shape, id=str(shape), marks=[] if shape in QUICK_CODEC else [pytest.mark.long])
+        for shape in CODEC_SHAPES
     ],
 )
 def test_every_page_arrives_unchanged_and_no_other_page_changes(

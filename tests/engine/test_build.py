@@ -48,6 +48,19 @@ def test_head_shards_are_in_the_layout_and_in_the_fingerprint(folder: Path) -> N
     assert one.info.fingerprint != two.info.fingerprint
 
 
+def test_kv_in_8_bits_has_a_fingerprint_of_its_own_for_each_dtype_of_computation(
+    folder: Path,
+) -> None:
+    engines = [
+        small_engine(folder, dtype=dtype, kv_cache_dtype=kept, batch_invariant="off").info
+        for dtype in ("float32", "bfloat16")
+        for kept in ("int8", "fp8")
+    ]
+    assert len({info.fingerprint for info in engines}) == len(engines)
+    # Of 2 layers, K and V of 2 heads have 16 codes and an exponent each.
+    assert {info.layout.token_bytes for info in engines} == {2 * 2 * 2 * (16 + 1)}
+
+
 def test_kv_memory_is_rounded_down_to_whole_blocks(folder: Path) -> None:
     block = small_engine(folder).info.layout.block_bytes
     assert small_engine(folder, kv_blocks=None, kv_memory=100 * block - 1).info.num_blocks == 99
@@ -74,6 +87,8 @@ def test_the_number_of_threads_is_set(folder: Path) -> None:
         ({"device": "tpu"}, "--device tpu"),
         ({"kv_memory": 1 << 30}, "exclude each other"),
         ({"kv_blocks": 0}, "--kv-blocks is 0"),
+        ({"kv_cache_dtype": "int4"}, "--kv-cache-dtype int4 is unknown; use auto, int8, fp8"),
+        ({"kv_cache_dtype": "fp8", "store_codec": "int8"}, "the store has 8 bits as it is"),
         ({"threads": -1}, "--threads is -1"),
         ({"max_model_len": 4096}, "--max-model-len 4096 .* 1024"),
         ({"kv_blocks": None, "kv_memory": 100}, "raise --kv-memory"),

@@ -50,12 +50,20 @@ def torch_model(request: pytest.FixtureRequest) -> str:
 
 
 @pytest.fixture(scope="module")
-def torch_flags(torch_model: str, tiny_model: Callable[[str], Path]) -> list[str]:
+def store_codec(request: pytest.FixtureRequest) -> str:
+    """A test may have another codec as the fixture's parameter."""
+    codec: str = getattr(request, "param", "none")
+    return codec
+
+
+@pytest.fixture(scope="module")
+def torch_flags(torch_model: str, store_codec: str, tiny_model: Callable[[str], Path]) -> list[str]:
     bridged = torch_model in BRIDGE_MODELS
     arithmetic = ["--dtype", "float32"] if bridged else ["--dtype", "bfloat16", *EXACT]
     return [
         *("--model", str(tiny_model(torch_model)), *arithmetic),
         *("--threads", "1", "--chunk-blocks", "1", "--kv-blocks", "400"),
+        *("--store-codec", store_codec),
     ]
 
 

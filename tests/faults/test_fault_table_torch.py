@@ -105,6 +105,15 @@ def test_a_fault_changes_no_answer_with_each_kind_of_kv(
 
 
 @pytest.mark.long
+@pytest.mark.parametrize("store_codec", ["int8"], indirect=True)
+@pytest.mark.parametrize("row", KV_ROWS, ids=str)
+def test_a_fault_changes_no_answer_with_a_codec_of_the_store(
+    row: Row, torch_pool: Cluster, torch_undisturbed: Cluster
+) -> None:
+    run_row(torch_pool, row, torch_undisturbed, sizes=SIZES)
+
+
+@pytest.mark.long
 @pytest.mark.parametrize("torch_model", ["cohere2"], indirect=True)
 @pytest.mark.parametrize("row", BRIDGED, ids=str)
 def test_a_fault_changes_no_answer_of_a_model_without_a_family(

@@ -307,7 +307,7 @@ def test_the_residual_stream_in_place_equals_x_plus_f_of_norm_x_O_MDL_10(tmp_pat
     positions = torch.arange(7)
     tokens = torch.randint(0, config.vocab_size, (7,), generator=noise)
     actual = model.forward(tokens, positions, attention)
-    x = torch.nn.functional.embedding(tokens, model._embed_VD)
+    x = model._embed(tokens)
     rope = model._rope.tables(positions)
     for layer in model._layers:
         x = layer_output(layer, x, rope, attention)

@@ -7,7 +7,7 @@ import pytest
 
 from baton_protocol.fingerprint import TensorDigest, fingerprint
 from baton_protocol.ids import BlockId
-from baton_protocol.layout import KVField, KVGroup, KVLayout, keys_and_values
+from baton_protocol.layout import KVField, KVGroup, KVLayout, in_codes, keys_and_values
 
 SMOLLM = KVLayout(
     num_layers=30, num_kv_heads=3, head_dim=64, block_size=16, dtype="bfloat16", chunk_blocks=3
@@ -127,6 +127,13 @@ def test_a_layout_in_another_dtype_has_all_fields_in_it() -> None:
     assert wide.block_bytes == 2 * MIXED.block_bytes
     assert {field.dtype for fields in wide.group_fields for field in fields} == {"float32"}
     assert wide.in_dtype("bfloat16") == MIXED
+
+
+def test_a_layout_in_codes_has_an_exponent_for_each_row() -> None:
+    for layout in (SMOLLM, MIXED):
+        expected = tuple(in_codes(fields, "int8") for fields in layout.group_fields)
+        assert layout.in_dtype("int8").group_fields == expected
+    assert SMOLLM.in_dtype("int8").token_bytes == 30 * 2 * 3 * (64 + 1)
 
 
 def test_k_and_v_of_one_shape_need_no_list_of_fields() -> None:

@@ -1,9 +1,12 @@
-"""Start Baton's commands in tests without importing their modules again.
+"""Start Baton's commands in tests, and pytest's workers, without importing their modules again.
 
 A router's imports take a second of CPU time, those of a node and its engine one to three, and the
 tests start some hundred of each. So each pytest worker has a fork server: a process that has
 imported all of Baton, and forks where `Popen` would execute `python -m baton_cli ...`. A command
 that starts others (`baton up` its nodes, a node its engine) forks them itself.
+
+Where pytest runs several workers, its own process has a fork server too, which has also imported
+what tests import, and forks the workers. A worker begins by forking its fork server.
 
 The forked process has the arguments, environment, standard streams, session and parent that an
 executed one would have. `Popen` still executes what is not in MODULES, and what gets a variable
@@ -43,6 +46,7 @@ import msgspec
 
 ROOT = Path(__file__).resolve().parents[2]
 MODULES = ("baton_cli", "baton_cli.engine_process", "tests.support.nodes.serve_node")
+COMMANDS = tuple(("-m", module) for module in MODULES)
 # What a fork server imports: all that commands import when they start. Not MODULES, which run.
 IMPORTED = (
     "baton_cli.main",
@@ -60,6 +64,13 @@ IMPORTED = (
     "baton_prefill_node.serve",
     "baton_router.server.router",
 )
+# What tests import beside it, as far as it takes long.
+IMPORTED_BY_TESTS = (
+    *("hypothesis.strategies", "kopf", "kubernetes", "openai", "pytest", "torch"),
+    *("transformers", "transformers.models.qwen3_moe.modeling_qwen3_moe"),
+)
+# How xdist starts a worker.
+WORKER = ("-u", "-c", "import sys;exec(eval(sys.stdin.readline()))")
 # A variable that makes `Popen` execute what it would fork, whatever its value.
 EXECUTE = "EXECUTE"
 # How the variables begin that an interpreter or a library reads when it is loaded.
@@ -117,22 +128,26 @@ class Start(msgspec.Struct):
     parent: int
 
     @property
-    def module(self) -> str:
-        return self.argv[2]
+    def is_worker(self) -> bool:
+        return tuple(self.argv[1:]) == WORKER
 
 
-def install() -> None:
-    """Let this process's `Popen` fork the commands of Baton, from a fork server. It needs Linux."""
-    if sys.platform != "linux":
-        return
-    server = _ForkServer()
-    _install(server.fork, lambda: server.variables)
+def install(*, workers: bool) -> None:
+    """Let this process's `Popen` fork the commands of Baton, and pytest's workers if `workers`,
+    from a fork server. It needs Linux. A worker that uses a GPU must not be forked: some imports of
+    transformers look for one."""
+    if sys.platform == "linux":
+        commands = (*COMMANDS, WORKER) if workers else COMMANDS
+        _install(_server.fork, lambda: _server.variables, commands)
 
 
 def _install(
-    fork: Callable[[Start, Sequence[int]], int], variables: Callable[[], Mapping[str, str]]
+    fork: Callable[[Start, Sequence[int]], int],
+    variables: Callable[[], Mapping[str, str]],
+    commands: Sequence[tuple[str, ...]],
 ) -> None:
-    """`variables` are those that the forking process was started with."""
+    """`variables` are those that the forking process was started with, `commands` the first
+    arguments of what is forked."""
     execute = subprocess.Popen._execute_child  # type: ignore[attr-defined]
     if tuple(inspect.signature(execute).parameters) != ("self", *_Call._fields):
         return
@@ -140,7 +155,7 @@ def _install(
     def execute_or_fork(self: Any, *arguments: Any) -> None:
         call = _Call(*arguments)
         environment = os.environ if call.env is None else call.env
-        forks = EXECUTE not in environment and _is_known(call)
+        forks = EXECUTE not in environment and _is_known(call, commands)
         if not forks or _early(environment) != variables():
             execute(self, *arguments)
             return
@@ -166,13 +181,12 @@ def _install(
     subprocess.Popen._execute_child = execute_or_fork  # type: ignore[attr-defined]
 
 
-def _is_known(call: _Call) -> bool:
-    """Whether a call is of a command in MODULES, with nothing that a fork server cannot do."""
-    words = call.args
+def _is_known(call: _Call, commands: Sequence[tuple[str, ...]]) -> bool:
+    """Whether a call is of one of the commands, with nothing that a fork server cannot do."""
+    words = () if isinstance(call.args, str | bytes) else (*call.args,)
     return (
-        not isinstance(words, str | bytes)
-        and [*words][:2] == [sys.executable, "-m"]
-        and words[2] in MODULES
+        words[:1] == (sys.executable,)
+        and any(words[1 : 1 + len(command)] == command for command in commands)
         and call.executable in (None, sys.executable)
         and call.preexec_fn is None
         and call.close_fds
@@ -198,6 +212,24 @@ class _ForkServer:
         self._socket: socket.socket | None = None
         self._variables: Mapping[str, str] = {}
 
+    def begin(self) -> None:
+        """Fork the server from this process, which has imported what it needs and has no threads
+        yet."""
+        ours, theirs = _sockets()
+        self._variables = _early(os.environ)
+        nothing = os.open(os.devnull, os.O_RDWR)
+        pid = os.fork()
+        if not pid:
+            ours.close()
+            for number in (0, 1):
+                os.dup2(nothing, number)
+            _serve(theirs)
+            os._exit(0)
+        os.close(nothing)
+        theirs.close()
+        self._socket = ours
+        _at_exit(ours, lambda: os.waitpid(pid, 0))
+
     @property
     def variables(self) -> Mapping[str, str]:
         return self._variables if self._socket else _early(os.environ)
@@ -207,7 +239,7 @@ class _ForkServer:
         with self._lock:
             if self._socket is None:
                 self._variables = _early(os.environ)
-                self._socket = _started()
+                self._socket = _started(for_workers=start.is_worker)
             ours = self._socket
             # The process that forks it ends at once, and the kernel then makes us its parent.
             _adopt_orphans(True)
@@ -220,10 +252,29 @@ class _ForkServer:
         return int(answer)
 
 
-def _started() -> socket.socket:
+_server = _ForkServer()
+
+
+def _sockets() -> tuple[socket.socket, socket.socket]:
     ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     ours.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, REQUEST_BYTES)
-    code = f"from tests.support.fork_server import serve; serve({theirs.fileno()})"
+    return ours, theirs
+
+
+def _at_exit(ours: socket.socket, wait: Callable[[], object]) -> None:
+    """End a fork server with this process."""
+
+    def end() -> None:
+        ours.close()
+        wait()
+
+    atexit.register(end)
+
+
+def _started(*, for_workers: bool) -> socket.socket:
+    ours, theirs = _sockets()
+    arguments = f"{theirs.fileno()}, for_workers={for_workers}"
+    code = f"from tests.support.fork_server import serve; serve({arguments})"
     with theirs:
         process = subprocess.Popen(
             [sys.executable, "-c", code, " " * COMMAND_BYTES],
@@ -233,12 +284,7 @@ def _started() -> socket.socket:
             cwd=ROOT,
             pass_fds=(theirs.fileno(),),
         )
-
-    def end() -> None:
-        ours.close()
-        process.wait()
-
-    atexit.register(end)
+    _at_exit(ours, process.wait)
     return ours
 
 
@@ -246,17 +292,28 @@ def _adopt_orphans(on: bool) -> None:
     ctypes.CDLL(None).prctl(_PR_SET_CHILD_SUBREAPER, int(on), 0, 0, 0)
 
 
-def serve(number: int) -> None:
+def serve(number: int, *, for_workers: bool) -> None:
     """The main of a fork server: fork until the socket `number` closes."""
     del os.environ[PADDING]
-    requests = socket.socket(fileno=number)
     gc.disable()  # it would look through what is imported, again and again
-    for name in IMPORTED:
+    for name in (*IMPORTED, *(IMPORTED_BY_TESTS if for_workers else ())):
         importlib.import_module(name)
+    _load_numba()
     gc.enable()
-    own = _early(os.environ)
-    _install(_fork_here, lambda: own)
     gc.collect()
+    _serve(socket.socket(fileno=number))
+
+
+def _load_numba() -> None:
+    """Load what numba otherwise loads with a process's first kernel, in a third of a second."""
+    registry = importlib.import_module("numba.core.registry")
+    registry.cpu_target.typing_context.refresh()
+    registry.cpu_target.target_context.refresh()
+
+
+def _serve(requests: socket.socket) -> None:
+    """Fork until the socket closes."""
+    own = _early(os.environ)
     while True:
         request, files, _, _ = socket.recv_fds(requests, REQUEST_BYTES, MOST_FILES)
         if not request:
@@ -270,6 +327,8 @@ def serve(number: int) -> None:
                 time.sleep(0.0002)
             requests.send(str(os.getpid()).encode())
             requests.detach()
+            if not start.is_worker:
+                _install(_fork_here, lambda: own, COMMANDS)
             _become(start, files)
         os.waitpid(between, 0)
         for file in files:
@@ -302,9 +361,13 @@ def _become(start: Start, files: Sequence[int]) -> NoReturn:
         os.environ.clear()
         os.environ.update(start.environment)
         _show(start.argv, start.environment)
-        sys.path[0] = start.folder
-        _keep_to_one_thread()
-        code = _run(start)
+        if start.is_worker:
+            _server.begin()
+            code = _run_code(start.argv[3])
+        else:
+            sys.path[0] = start.folder
+            _keep_to_one_thread()
+            code = _run_module(start.argv[2], start.argv[3:])
     except BaseException:
         traceback.print_exc()
     finally:
@@ -363,19 +426,30 @@ def _show(argv: Sequence[str], environment: Mapping[str, str]) -> None:
         ctypes.memmove(begin, block, min(len(block), end - begin - 1))
 
 
-def _run(start: Start) -> int:
+def _run_module(module: str, arguments: Sequence[str]) -> int:
     """Run the module as `python -m` does, and return the exit code."""
-    spec = find_spec(start.module)
+    spec = find_spec(module)
     if spec is not None and spec.submodule_search_locations is not None:
-        spec = find_spec(f"{start.module}.__main__")
+        spec = find_spec(f"{module}.__main__")
     assert spec is not None
     assert spec.origin is not None
     assert isinstance(spec.loader, SourceFileLoader)
     code = spec.loader.get_code(spec.name)
     assert code is not None
-    sys.argv = [spec.origin, *start.argv[3:]]
+    names = {"__file__": spec.origin, "__spec__": spec, "__package__": spec.parent}
+    return _run(code, [spec.origin, *arguments], names)
+
+
+def _run_code(text: str) -> int:
+    """Run the text as `python -c` does, and return the exit code."""
+    sys.path[0] = ""
+    return _run(compile(text, "<string>", "exec"), ["-c"], {})
+
+
+def _run(code: types.CodeType, argv: list[str], names: Mapping[str, object]) -> int:
+    sys.argv = argv
     main = sys.modules["__main__"] = types.ModuleType("__main__")
-    main.__dict__.update(__file__=spec.origin, __spec__=spec, __package__=spec.parent)
+    main.__dict__.update(names)
     status = 0
     try:
         exec(code, main.__dict__)

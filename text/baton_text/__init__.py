@@ -6,6 +6,7 @@ its offline API. Importing transformers instead would cost each of them 3 s and 
 
     artifacts       reads the files that text needs from a model folder; makes the simulated
                     engine's files
+    gguf/           makes these files from the metadata of a GGUF file
     bytelevel       the alphabet of byte-level BPE: one printable character per byte
     pieces          the bytes of one token, for the decoders that language models use
     tokenizer       Tokenizer: encode, decode, EOS ids

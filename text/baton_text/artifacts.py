@@ -1,6 +1,7 @@
 """A model's small files as bytes: nodes serve them, and routers fetch them by digest.
 
-In: a model folder, or nothing for the simulated engine's byte tokenizer. Out: file name -> bytes.
+In: a model folder, a GGUF file, or nothing for the simulated engine's byte tokenizer. Out: file
+name -> bytes. Of a GGUF file they are made from its metadata.
 
     ArtifactError   a file is missing, unreadable or invalid; the message names it
 """
@@ -17,6 +18,10 @@ from tokenizers import AddedToken, decoders, models, pre_tokenizers
 from tokenizers import Tokenizer as Backend
 
 from baton_text.bytelevel import BYTE_TO_CHAR
+from baton_text.gguf.config import config_of, generation_of
+from baton_text.gguf.header import GgufError, is_gguf, read_header
+from baton_text.gguf.metadata import Metadata
+from baton_text.gguf.tokenizer import tokenizer_files
 
 TOKENIZER = "tokenizer.json"
 TOKENIZER_CONFIG = "tokenizer_config.json"
@@ -81,22 +86,38 @@ def digest(data: bytes) -> str:
     return hashlib.sha256(data).hexdigest()
 
 
-def read_artifacts(folder: Path, chat_template: Path | str | None = None) -> dict[str, bytes]:
-    """Read the tokenizer, configs and templates of a Hugging Face folder. Raises ArtifactError.
+def read_artifacts(model: Path, chat_template: Path | str | None = None) -> dict[str, bytes]:
+    """Read the tokenizer, configs and templates of a Hugging Face folder or a GGUF file. Raises
+    ArtifactError.
 
     `chat_template` replaces all templates of the model. It is a file's path, or the template itself
     if it is a string that contains "{".
     """
+    files = _of_file(model) if is_gguf(model) else _of_folder(model)
+    return files if chat_template is None else _with_template(files, chat_template)
+
+
+def _of_file(path: Path) -> dict[str, bytes]:
+    try:
+        header = read_header(path, tokenizer=True)
+        files = tokenizer_files(Metadata(header))
+        files[CONFIG] = json.dumps(config_of(header))
+        files[GENERATION_CONFIG] = json.dumps(generation_of(header))
+    except GgufError as error:
+        raise ArtifactError(str(error)) from error
+    return {name: files[name].encode() for name in sorted(files)}
+
+
+def _of_folder(folder: Path) -> dict[str, bytes]:
     path = folder / TOKENIZER
     if not path.is_file():
         raise ArtifactError(f"{path} is missing: not a Hugging Face folder with a fast tokenizer")
     names = [TOKENIZER, *(name for name in OPTIONAL if (folder / name).is_file())]
     names += [f"{MORE_TEMPLATES}/{file.name}" for file in (folder / MORE_TEMPLATES).glob("*.jinja")]
     try:
-        files = {name: (folder / name).read_bytes() for name in sorted(names)}
+        return {name: (folder / name).read_bytes() for name in sorted(names)}
     except OSError as error:
         raise ArtifactError(f"cannot read the tokenizer in {folder}: {error}") from error
-    return files if chat_template is None else _with_template(files, chat_template)
 
 
 def _with_template(files: Mapping[str, bytes], template: Path | str) -> dict[str, bytes]:

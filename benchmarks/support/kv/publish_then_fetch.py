@@ -1,7 +1,7 @@
 """Publish, then fetch: what a hand-off without any overlap takes.
 
-In: a store, a layout, a number of chunks. Out: seconds until all are stored and marked, and seconds
-until all are back in blocks. The connector is a node's, the memory that of the simulated engine.
+In: a store, a memory, a number of chunks. Out: seconds until all are stored and marked, and seconds
+until all are back in blocks. The connector is a node's.
 """
 
 from __future__ import annotations
@@ -10,23 +10,22 @@ import os
 import select
 import time
 
-from baton_engine.sim.memory import SimMemory
+from baton_engine.interface import StoredMemory
 from baton_node.store.address import StoreAddress
 from baton_node.store.base import ChunkFetched, ChunkPublished, ChunkRef, ConnectorEvent
 from baton_node.store.redis_connector import StoreConnector
 from baton_protocol.ids import BlockHash, BlockId, RequestId
-from baton_protocol.layout import KVLayout
 from baton_protocol.store import Marker, Priority
 
 PATIENCE_S = 60.0
 
 
 class OneAfterTheOther:
-    """As many chunks at a time as `most`; each time new ones."""
+    """As many chunks at a time as the memory has blocks for; each time new ones."""
 
-    def __init__(self, address: StoreAddress, layout: KVLayout, most: int) -> None:
-        self._size = layout.chunk_blocks
-        self._connector = StoreConnector(address, SimMemory(layout, most * self._size))
+    def __init__(self, address: StoreAddress, memory: StoredMemory) -> None:
+        self._size = memory.layout.chunk_blocks
+        self._connector = StoreConnector(address, memory)
         self._connector.start()
         if not self._connector.plane.wait_connected(PATIENCE_S):
             raise SystemExit("no connection to the store")

@@ -17,6 +17,7 @@ from baton_cli.bench.options import BenchOptions
 from baton_cli.bench.run import CacheUse, RunRecord
 from baton_cli.bench.workload import Workload
 from baton_engine.core.engine_core import EngineCore
+from baton_protocol.layout import CODES
 
 PERCENTILES = (10, 25, 50, 75, 90, 99)
 
@@ -99,7 +100,7 @@ def setting_of(engine: EngineCore, workload: Workload, options: BenchOptions) ->
     return Setting(
         model=info.model,
         engine=info.kind,
-        dtype=info.layout.dtype,
+        dtype=_dtype(info.layout.dtype, options),
         device=options.device if info.kind == "torch" else "sim",
         load_format=options.load_format,
         workload=workload.name,
@@ -111,6 +112,11 @@ def setting_of(engine: EngineCore, workload: Workload, options: BenchOptions) ->
         overlap=engine.overlap,
         enforce_eager=options.enforce_eager,
     )
+
+
+def _dtype(kept: str, options: BenchOptions) -> str:
+    """The dtype of computation, and that of KV if it is another one."""
+    return f"{options.dtype}, KV in {kept}" if kept in CODES else kept
 
 
 def throughput_of(record: RunRecord, workload: Workload, setting: Setting) -> Throughput:

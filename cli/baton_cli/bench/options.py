@@ -32,7 +32,9 @@ class BenchOptions(CommonOptions, ModelSettings):
     # Only the result is printed, not the engine's info lines.
     log_level: LogLevel = option("warning", "log level on stderr")
     model: str = option(
-        "", "Hugging Face folder, hub id (HF_ENDPOINT selects the hub), or demo", metavar="MODEL"
+        "",
+        "Hugging Face folder, GGUF file, hub id (HF_ENDPOINT selects the hub), or demo",
+        metavar="MODEL",
     )
     load_format: LoadFormat = option(
         "auto",

@@ -15,7 +15,9 @@ class GenerateOptions(CommonOptions, EngineConfig):
     TITLE = "generate"
 
     log_level: LogLevel = option("warning", "log level on stderr")
-    model: str = option("", "Hugging Face folder, or hub id (HF_ENDPOINT selects the hub)")
+    model: str = option(
+        "", "Hugging Face folder, GGUF file, or hub id (HF_ENDPOINT selects the hub)"
+    )
     prompt: str = option("", "text to continue", metavar="TEXT")
     prompts_file: str = option(
         "",

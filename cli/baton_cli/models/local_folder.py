@@ -1,6 +1,7 @@
-"""Resolves --model to a folder on this machine.
+"""Resolves --model to a folder or a file on this machine.
 
-In: a folder, or a hub id such as Qwen/Qwen3-0.6B. Out: the folder and the model's name for clients.
+In: a folder, a GGUF file, or a hub id such as Qwen/Qwen3-0.6B. Out: its path and the model's name
+for clients.
 If the hub is unreachable, its local cache is used; without a cached copy, the error comes within
 seconds.
 """
@@ -17,9 +18,13 @@ from pathlib import Path
 from typing import Any
 
 from baton_cli.errors import CommandError
+from baton_protocol.model_source import name_of_path
+from baton_text.gguf.config import config_of
+from baton_text.gguf.header import GgufError, is_gguf, read_header
 
 HUB_TIMEOUT_S = 5.0
-# No weights in other formats (pickles, GGUF, ONNX): the engine does not read them.
+# No weights in other formats: the engine reads no pickles and no ONNX, and of GGUF files a
+# repository has many, of which one is enough.
 SMALL_FILES = ("*.json", "*.jinja", "LICENSE*")
 HUB_FILES = (*SMALL_FILES, "*.safetensors")
 
@@ -28,7 +33,8 @@ _HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*(/[A-Za-z0-9][\w.-]*)?", re.ASCII)
 
 @dataclass(frozen=True)
 class ModelFolder:
-    """`name` is the model's name for clients unless --served-model-name sets another."""
+    """`path` is a folder, or a GGUF file. `name` is the model's name for clients unless
+    --served-model-name sets another."""
 
     path: Path
     name: str
@@ -46,8 +52,15 @@ def find_model(model: str, *, weights: bool = True) -> ModelFolder:
         path = path.resolve()
         _check_folder(path, weights)
         return ModelFolder(path, path.name)
+    if is_gguf(path):
+        path = path.absolute()
+        _check_readable(path, os.R_OK)
+        read_config(path)
+        return ModelFolder(path, name_of_path(path.name))
     if path.exists():
-        raise CommandError(f"--model {model} is a file; give the folder that holds config.json")
+        raise CommandError(
+            f"--model {model} is a file; give the folder that holds config.json, or a file *.gguf"
+        )
     if not _HUB_ID.fullmatch(model):
         raise CommandError(f"--model {model}: the folder does not exist")
     path = _from_hub(model)
@@ -56,8 +69,13 @@ def find_model(model: str, *, weights: bool = True) -> ModelFolder:
 
 
 def read_config(folder: Path) -> dict[str, Any]:
-    """Return the content of config.json, {} without the file (the sim engine needs none). Raise
-    CommandError if it is not a JSON object."""
+    """Return the content of config.json, {} without the file (the sim engine needs none); of a GGUF
+    file, what config.json would say. Raise CommandError if it is not a JSON object."""
+    if is_gguf(folder):
+        try:
+            return config_of(read_header(folder))
+        except GgufError as error:
+            raise CommandError(f"--model {error}") from error
     path = folder / "config.json"
     if not path.is_file():
         return {}

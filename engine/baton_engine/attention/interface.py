@@ -93,14 +93,27 @@ def table_rows(batch: StepBatch, group: int) -> list[TableRow]:
 
 
 @dataclass(frozen=True, slots=True)
+class Exponents:
+    """The exponents of rows of codes (see kv.eight_bits), int8 views of the pool. Those of a latent
+    layer are the same for K and for V."""
+
+    k_PKB1: torch.Tensor
+    v_PKB1: torch.Tensor
+
+
+@dataclass(frozen=True, slots=True)
 class KVSlots:
     """Where a step's tokens have their KV of one layer: K of token t at k[s // B, :, s % B], with
     s = slots_T[t], and V at the same place of v. The KV of a token with a negative slot is not
-    stored. Both are views of the pool (see `layer_kv`)."""
+    stored. Both are views of the pool (see `layer_kv`). If these are codes, the exponent of each
+    row is at the same place of `exponents`. With `rounds`, K and V are stored as
+    `eight_bits.rounded` has them in int8 (see KVLayout.codec)."""
 
     k_PKBH: torch.Tensor
     v_PKBV: torch.Tensor
     slots_T: torch.Tensor  # int64
+    exponents: Exponents | None = None
+    rounds: bool = False
 
 
 class StepAttention(Protocol):

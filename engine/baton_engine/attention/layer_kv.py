@@ -8,22 +8,25 @@ Shapes: P blocks of the pool, K kv heads, B block size, H head_dim, V numbers of
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import torch
 
+from baton_engine.attention.interface import Exponents
 from baton_engine.config.model_config import AttentionSpec
 from baton_engine.kv.kv_pool import TorchMemory
-from baton_protocol.layout import LATENT
+from baton_protocol.layout import EXPONENTS, LATENT
 
 
 @dataclass(frozen=True, slots=True)
 class LayerKV:
     """One layer's K and V. Only the last dimension is contiguous. The v of a latent layer is the
-    same memory as the first numbers of its k (see AttentionSpec)."""
+    same memory as the first numbers of its k (see AttentionSpec). With `exponents`, both are
+    codes."""
 
     k_PKBH: torch.Tensor
     v_PKBV: torch.Tensor
+    exponents: Exponents | None = field(default=None, kw_only=True)
 
 
 def layers_kv(memory: TorchMemory, specs: Sequence[AttentionSpec]) -> list[LayerKV]:
@@ -31,9 +34,10 @@ def layers_kv(memory: TorchMemory, specs: Sequence[AttentionSpec]) -> list[Layer
     found = []
     for (group, index), spec in zip(memory.layout.layer_places, specs, strict=True):
         fields = memory.group_fields[group]
-        if spec.latent:
-            row_PKBH = fields[LATENT][:, index]
-            found.append(LayerKV(row_PKBH, row_PKBH[..., : spec.value_dim]))
-        else:
-            found.append(LayerKV(fields["k"][:, index], fields["v"][:, index]))
+        names = (LATENT, LATENT) if spec.latent else ("k", "v")
+        keys, values = (fields[name][:, index] for name in names)
+        exponents = None
+        if names[0] + EXPONENTS in fields:
+            exponents = Exponents(*(fields[name + EXPONENTS][:, index] for name in names))
+        found.append(LayerKV(keys, values[..., : spec.value_dim], exponents=exponents))
     return found

@@ -47,12 +47,18 @@ def choose_kernels(asked: str, device: torch.device, dtype: str) -> Kernels:
 
 
 def attention_for(
-    kernels: Kernels, memory: TorchMemory, config: ModelConfig, *, exact: bool = False
+    kernels: Kernels,
+    memory: TorchMemory,
+    config: ModelConfig,
+    *,
+    exact: bool = False,
+    dtype: torch.dtype | None = None,
 ) -> AttentionBackend:
     """The backend for these kernels. With `exact`, those of triton do not let bits depend on the
-    batch; torch's never do on a CPU."""
+    batch; torch's never do on a CPU. `dtype` is the compute dtype, which a pool of codes does not
+    say."""
     if kernels == "torch":
-        return TorchAttention(memory, config.attention)
+        return TorchAttention(memory, config.attention, dtype=dtype)
     from baton_engine.attention.triton_backend import TritonAttention
 
     return TritonAttention(memory, config.attention, exact=exact)

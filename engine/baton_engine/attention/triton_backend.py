@@ -43,6 +43,7 @@ class TritonAttention:
         self._tile = tile
         self._layers = layers_kv(memory, specs)
         self._places = memory.layout.layer_places
+        self._rounds = memory.layout.codec != "none"
         self._specs = tuple(specs)
         self._heads = {spec.num_kv_heads for spec in specs}
         device = memory.pool.device
@@ -69,7 +70,7 @@ class TritonAttention:
             }
         layers = [
             StepLayer(
-                *(groups[group], kv, arrays.groups[group].slots_T, spec),
+                *(groups[group], kv, arrays.groups[group].slots_T, self._rounds, spec),
                 Launch(programs[spec.num_kv_heads], exact=self.exact, tile=self._tile),
             )
             for (group, _), kv, spec in zip(self._places, self._layers, self._specs, strict=True)
@@ -88,17 +89,20 @@ class Launch:
 
 @dataclass(frozen=True, slots=True)
 class StepLayer:
-    """A layer's rows, K and V, slots of the new tokens, attention, and launch."""
+    """A layer's rows, K and V, slots of the new tokens, whether these are rounded, attention, and
+    launch."""
 
     rows: StepRows
     kv: LayerKV
     slots_T: torch.Tensor
+    rounds: bool
     spec: AttentionSpec
     launch: Launch
 
     @property
     def slots(self) -> KVSlots:
-        return KVSlots(self.kv.k_PKBH, self.kv.v_PKBV, self.slots_T)
+        kv = self.kv
+        return KVSlots(kv.k_PKBH, kv.v_PKBV, self.slots_T, kv.exponents, self.rounds)
 
 
 class TritonStep:

@@ -37,6 +37,7 @@ import triton
 import triton.language as tl
 
 from baton_engine.attention.layer_kv import LayerKV
+from baton_engine.attention.triton_codes import as_bytes, factors_of, is_fp8, numbers_of
 from baton_engine.config.step_sizes import STORED_SPLIT_BYTES
 
 # The smallest size of each dimension of a triton dot product.
@@ -147,6 +148,10 @@ def paged_attention(
     if latent:
         assert kv_heads == 1, "latent rows of several kv heads"
         head_parts = latent_parts(heads, exact=exact)
+    kept = kv.exponents
+    exponents = (k_PKBH, v_PKBV, 0)  # not read
+    if kept is not None:
+        exponents = kept.k_PKB1, kept.v_PKB1, kept.k_PKB1.stride(1)
     first = value_dim if latent else dim
     num_rows, group = rows.lengths_R.shape[0], heads // (kv_heads * head_parts)
     dims = max(first, value_dim)
@@ -179,8 +184,10 @@ def paged_attention(
         *where,
         *(rows.table_RM, *rows.table_RM.stride()),
         *(q_TNH, q_TNH.stride(0), q_TNH.stride(1), *factors),
-        *(k_PKBH, v_PKBV, k_PKBH.stride(0)),
-        *(k_PKBH.stride(1), v_PKBV.stride(1)),
+        *(as_bytes(k_PKBH, kept), as_bytes(v_PKBV, kept), k_PKBH.stride(0)),
+        *(k_PKBH.stride(1), v_PKBV.stride(1), *exponents),
+        CODED=kept is not None,
+        FP8=is_fp8(k_PKBH),
         DIM=first,
         DIM_P=max(triton.next_power_of_2(first), LEAST_DOT),
         REST=rest if latent else 0,
@@ -309,6 +316,10 @@ def _attend_tiles(
     k_PBH: tl.tensor,
     v_PBV: tl.tensor,
     pool_block: tl.tensor,
+    k_exponents_PB: tl.tensor,
+    v_exponents_PB: tl.tensor,
+    CODED: tl.constexpr,
+    FP8: tl.constexpr,
     BLOCK: tl.constexpr,
     K_SLOT: tl.constexpr,
     V_SLOT: tl.constexpr,
@@ -326,7 +337,8 @@ def _attend_tiles(
 ) -> tl.tensor:
     """Reduce key tiles [tile, stop): the largest score of each query, and the sums of the weights
     and of V times weight. Only keys at positions [low, end) are read: other memory may have any
-    value, NaN too."""
+    value, NaN too. Of codes, the power of two of a key is a factor of its score, and that of a
+    value of its weight, which gives the bits of decoded numbers."""
     top_Q = tl.full([QUERIES], float("-inf"), tl.float32)
     sum_Q = tl.zeros([QUERIES], tl.float32)
     acc_QE = tl.zeros([QUERIES, VALUE_P], tl.float32)
@@ -346,6 +358,10 @@ def _attend_tiles(
             mask=known_J[None, :] & (dim_D < DIM)[:, None],
             other=0.0,
         )
+        if CODED:
+            k_DJ = numbers_of(k_DJ, q_QD.dtype, FP8)
+            exponent_J = tl.load(k_exponents_PB + place_J + key_J % BLOCK, mask=known_J, other=0)
+            factor_J = factors_of(exponent_J)
         if LATENT:
             v_JE = tl.trans(k_DJ)
         else:
@@ -363,7 +379,11 @@ def _attend_tiles(
                 mask=known_J[None, :] & (rest_F < REST)[:, None],
                 other=0.0,
             )
+            if CODED:
+                rest_FJ = numbers_of(rest_FJ, q_QD.dtype, FP8)
             score_QJ = tl.dot(rest_QF, rest_FJ, score_QJ, input_precision="ieee")
+        if CODED:
+            score_QJ = score_QJ * factor_J[None, :]
         score_QJ = score_QJ * scale
         if CAPPED:
             # tanh; exp of a number <= 0 cannot overflow.
@@ -381,6 +401,14 @@ def _attend_tiles(
         decay_Q = tl.exp2(top_Q - base_Q)
         sum_Q = sum_Q * decay_Q + tl.sum(weight_QJ, 1)
         acc_QE = acc_QE * decay_Q[:, None]
+        if CODED:
+            if not LATENT:
+                v_JE = numbers_of(v_JE, q_QD.dtype, FP8)
+                exponent_J = tl.load(
+                    v_exponents_PB + place_J + key_J % BLOCK, mask=known_J, other=0
+                )
+                factor_J = factors_of(exponent_J)
+            weight_QJ = weight_QJ * factor_J[None, :]
         acc_QE = tl.dot(weight_QJ.to(v_JE.dtype), v_JE, acc_QE, input_precision="ieee")
         top_Q = new_top_Q
     return top_Q, sum_Q, acc_QE
@@ -437,6 +465,11 @@ def _attend(
     pool_block: tl.tensor,
     k_row: tl.tensor,
     v_row: tl.tensor,
+    k_exponents: tl.tensor,
+    v_exponents: tl.tensor,
+    exponent_row: tl.tensor,
+    CODED: tl.constexpr,
+    FP8: tl.constexpr,
     HEAD_PARTS: tl.constexpr,
     GROUP: tl.constexpr,
     BLOCK: tl.constexpr,
@@ -507,7 +540,8 @@ def _attend(
     k_PBH, v_PBV = k_PKBH + kv_head * k_row, v_PKBV + kv_head * v_row
 
     keys = q_QD, rest_QF, position_Q, low, end, scale, cap
-    pages = table_M, table_block, k_PBH, v_PBV, pool_block
+    exponents = k_exponents + kv_head * exponent_row, v_exponents + kv_head * exponent_row
+    pages = table_M, table_block, k_PBH, v_PBV, pool_block, exponents[0], exponents[1]
     to = parts_RNSV, stats_RNS2
     if EXACT:
         top_Q = tl.full([QUERIES], float("-inf"), tl.float32)
@@ -520,6 +554,8 @@ def _attend(
                 last,
                 *keys,
                 *pages,
+                CODED,
+                FP8,
                 BLOCK,
                 K_SLOT,
                 V_SLOT,
@@ -548,6 +584,8 @@ def _attend(
             stop,
             *keys,
             *pages,
+            CODED,
+            FP8,
             BLOCK,
             K_SLOT,
             V_SLOT,

@@ -14,6 +14,8 @@ import triton
 import triton.language as tl
 
 from baton_engine.attention.interface import KVSlots
+from baton_engine.attention.triton_codes import as_bytes, codes_of, exponent_of, is_fp8
+from baton_engine.attention.triton_eight_bits import magnitude, rounded_to_codes
 
 
 def store_kv(slots: KVSlots, k_TKH: torch.Tensor, v_TKV: torch.Tensor | None) -> None:
@@ -23,15 +25,23 @@ def store_kv(slots: KVSlots, k_TKH: torch.Tensor, v_TKV: torch.Tensor | None) ->
     k_PKBH, v_PKBV = slots.k_PKBH, slots.v_PKBV
     value_dim = 0 if v_TKV is None else v_TKV.shape[2]
     other = k_TKH if v_TKV is None else v_TKV
+    kept = slots.exponents
+    exponents = (k_PKBH, v_PKBV, 0)  # not read
+    if kept is not None:
+        exponents = kept.k_PKB1, kept.v_PKB1, kept.k_PKB1.stride(1)
     _store_kv[(tokens, kv_heads)](
         *(slots.slots_T, k_TKH, k_TKH.stride(0), k_TKH.stride(1)),
         *(other, other.stride(0), other.stride(1)),
-        *(k_PKBH, *k_PKBH.stride()[:2], v_PKBV, *v_PKBV.stride()[:2]),
+        *(as_bytes(k_PKBH, kept), *k_PKBH.stride()[:2]),
+        *(as_bytes(v_PKBV, kept), *v_PKBV.stride()[:2], *exponents),
+        CODED=kept is not None,
+        FP8=is_fp8(k_PKBH),
         BLOCK=k_PKBH.shape[2],
         DIM=dim,
         DIM_P=triton.next_power_of_2(dim),
         VALUE=value_dim,
         VALUE_P=triton.next_power_of_2(max(value_dim, 1)),
+        ROUNDS=slots.rounds,
         num_warps=1,
     )
 
@@ -51,11 +61,17 @@ def _store_kv(
     v_PKBV: tl.tensor,
     v_block: tl.tensor,
     v_row: tl.tensor,
+    k_exponents: tl.tensor,
+    v_exponents: tl.tensor,
+    exponent_row: tl.tensor,
+    CODED: tl.constexpr,
+    FP8: tl.constexpr,
     BLOCK: tl.constexpr,
     DIM: tl.constexpr,
     DIM_P: tl.constexpr,
     VALUE: tl.constexpr,
     VALUE_P: tl.constexpr,
+    ROUNDS: tl.constexpr,
 ) -> None:
     token = tl.program_id(0).to(tl.int64)
     head = tl.program_id(1)
@@ -64,12 +80,31 @@ def _store_kv(
         return
     dim_D = tl.arange(0, DIM_P)
     live_D = dim_D < DIM
-    k_D = tl.load(k_TKH + token * k_token + head * k_head + dim_D, mask=live_D)
+    k_D = tl.load(k_TKH + token * k_token + head * k_head + dim_D, mask=live_D, other=0.0)
+    if ROUNDS:
+        wide_D = k_D.to(tl.float32)
+        k_D = rounded_to_codes(wide_D, tl.max(magnitude(wide_D), axis=0)).to(k_D.dtype)
     place = slot // BLOCK * k_block + head * k_row + slot % BLOCK * DIM
+    # Codes and exponents have the same blocks.
+    exponent_at = slot // BLOCK * k_block + head * exponent_row + slot % BLOCK
+    if CODED:
+        wide_D = k_D.to(tl.float32)
+        exponent = exponent_of(tl.max(magnitude(wide_D), 0), FP8)
+        tl.store(k_exponents + exponent_at, exponent.to(tl.int8))
+        k_D = codes_of(wide_D, exponent, FP8)
     tl.store(k_PKBH + place + dim_D, k_D, mask=live_D)
     if VALUE > 0:
         value_D = tl.arange(0, VALUE_P)
         live_value_D = value_D < VALUE
-        v_D = tl.load(v_TKV + token * v_token + head * v_head + value_D, mask=live_value_D)
+        v_ptrs = v_TKV + token * v_token + head * v_head + value_D
+        v_D = tl.load(v_ptrs, mask=live_value_D, other=0.0)
+        if ROUNDS:
+            wide_D = v_D.to(tl.float32)
+            v_D = rounded_to_codes(wide_D, tl.max(magnitude(wide_D), axis=0)).to(v_D.dtype)
+        if CODED:
+            wide_D = v_D.to(tl.float32)
+            exponent = exponent_of(tl.max(magnitude(wide_D), 0), FP8)
+            tl.store(v_exponents + exponent_at, exponent.to(tl.int8))
+            v_D = codes_of(wide_D, exponent, FP8)
         place = slot // BLOCK * v_block + head * v_row + slot % BLOCK * VALUE
         tl.store(v_PKBV + place + value_D, v_D, mask=live_value_D)

@@ -20,12 +20,14 @@ from typing import Annotated, Any, ClassVar, Literal, Self
 from baton_engine.config.quantization.online import Quantization
 from baton_engine.errors import SettingsError
 from baton_protocol.errors import exact
+from baton_protocol.layout import StoreCodec
 from baton_protocol.options import ByteSize, option, option_of
 
 # The type of options that name a device.
 Device = Annotated[str, "device"]
 EngineKind = Literal["torch", "sim"]
 DType = Literal["auto", "float32", "bfloat16"]
+KVCacheDType = Literal["auto", "int8", "fp8"]
 Kernels = Literal["auto", "torch", "triton"]
 Overlap = Literal["auto", "on", "off"]
 BatchInvariant = Literal["auto", "on", "off"]
@@ -52,6 +54,11 @@ class EngineConfig:
         "round the weights of a plain checkpoint while they are loaded: int8 and fp8 with a scale"
         " per output, int4 with a scale and a minimum per 32 inputs; the head, routers and"
         " embeddings stay plain",
+    )
+    kv_cache_dtype: KVCacheDType = option(
+        "auto",
+        "keep K and V in 8 bits, with a power of two per token and head; auto: in the compute"
+        " dtype; nodes with different values share no KV",
     )
     device: Device = option("cpu", "device of the engine; cuda: the first GPU")
     gpu_memory_utilization: float = option(
@@ -90,6 +97,12 @@ class EngineConfig:
         1,
         "values per chunk, split by KV heads; must divide their number",
         least=1,
+    )
+    store_codec: StoreCodec = option(
+        "none",
+        "int8: the KV store has K and V in 8 bits, about half of bfloat16's bytes; each row is"
+        " rounded when it is computed, so that KV from the store has the same bits as KV computed"
+        " here",
     )
     overcommit: bool = option(
         False,
@@ -150,6 +163,12 @@ class EngineConfig:
         if self.kv_memory is not None and self.kv_blocks is not None:
             raise SettingsError(
                 f"--kv-memory {self.kv_memory} and --kv-blocks {self.kv_blocks} exclude each other"
+            )
+        if self.kv_cache_dtype != "auto" and self.store_codec != "none":
+            raise SettingsError(
+                f"--store-codec {self.store_codec} is for KV in the compute dtype: with"
+                f" --kv-cache-dtype {self.kv_cache_dtype} the store has 8 bits as it is; leave out"
+                " one of the two"
             )
 
 

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
+from functools import partial
 from importlib.metadata import EntryPoint, entry_points
 from pathlib import Path
 from typing import Any
@@ -24,12 +25,14 @@ from baton_engine.config.config_json import (
     shown,
 )
 from baton_engine.config.engine_config import ModelImpl
+from baton_engine.config.gguf_config import read_gguf_config
 from baton_engine.config.layer_counts import DECODER, LayerCounts
 from baton_engine.config.model_config import ModelConfig
 from baton_engine.config.quantization.online import Quantization, online_config
 from baton_engine.config.quantization.read import KEY as QUANTIZATION
 from baton_engine.config.quantization.read import read_quantization
 from baton_engine.errors import ModelError, UnsupportedModel
+from baton_text.gguf.header import is_gguf
 
 GROUP = "baton.model_families"
 # Architecture -> the place of its Family.
@@ -109,11 +112,16 @@ def find_family(architecture: str) -> Family | None:
 def read_config(
     folder: Path, impl: ModelImpl = "auto", quantization: Quantization = "none"
 ) -> ModelConfig:
-    """Read the config of a model folder. `impl` is the value of --model-impl, and `quantization`
-    that of --quantization. Raises ModelError if the folder or its config.json is missing or
-    invalid, and UnsupportedModel for an unsupported architecture or value."""
+    """Read the config of a model folder, or of a GGUF file. `impl` is the value of --model-impl,
+    and `quantization` that of --quantization. Raises ModelError if the folder or its config.json is
+    missing or invalid, and UnsupportedModel for an unsupported architecture or value."""
+    if is_gguf(folder):
+        config = read_gguf_config(folder, partial(config_of, impl=impl))
+        return quantized_online(config, quantization)
     if not folder.is_dir():
-        raise ModelError(f"model folder {folder} does not exist; give a Hugging Face folder")
+        raise ModelError(
+            f"model folder {folder} does not exist; give a Hugging Face folder or a GGUF file"
+        )
     if not (folder / CONFIG).is_file():
         raise ModelError(f"model folder {folder} has no config.json; give a Hugging Face folder")
     config = config_of(read_json(folder / CONFIG), read_json(folder / GENERATION), impl)

@@ -14,7 +14,7 @@ from typing import Literal
 from baton_engine.config.experts import ExpertsConfig
 from baton_engine.config.latent import LatentConfig
 from baton_engine.config.quantization.scheme import QuantizationConfig
-from baton_protocol.layout import LATENT, KVField, keys_and_values
+from baton_protocol.layout import CODES, LATENT, KVField, in_codes, keys_and_values
 
 Activation = Literal["silu", "gelu_tanh"]
 
@@ -23,7 +23,7 @@ NO_KV_FIELDS = frozenset(
     {
         "eos_ids",  # ends an answer; no layer uses it
         # The checkpoint's stated dtype. The fingerprint already has each tensor's own dtype and, in
-        # the KV layout, the dtype that this node computes in.
+        # the KV layout or beside it, the dtype that this node computes in.
         "dtype",
         "unused_tensors",  # never loaded
     }
@@ -180,12 +180,16 @@ class ModelConfig:
         return self.head_dim if self.latent is None else self.latent.rope_dim
 
     def kv_fields(self, dtype: str) -> tuple[tuple[KVField, ...], ...]:
-        """What each layer keeps of a token, if it is kept in this dtype; one entry per layer."""
+        """What each layer keeps of a token, if it is kept in this dtype; one entry per layer. A
+        dtype of CODES has exponents beside the codes."""
+        fields: tuple[tuple[KVField, ...], ...]
         if self.latent is not None:
-            return ((KVField(LATENT, 1, self.latent.row, dtype),),) * self.num_layers
-        return tuple(
-            keys_and_values(spec.num_kv_heads, spec.head_dim, dtype) for spec in self.attention
-        )
+            fields = ((KVField(LATENT, 1, self.latent.row, dtype),),) * self.num_layers
+        else:
+            fields = tuple(
+                keys_and_values(spec.num_kv_heads, spec.head_dim, dtype) for spec in self.attention
+            )
+        return tuple(in_codes(kept, dtype) for kept in fields) if dtype in CODES else fields
 
     def limited_to(self, max_model_len: int | None) -> ModelConfig:
         """The config of an engine whose sequences have at most this number of tokens; None means

@@ -43,6 +43,7 @@ from baton_engine.interface import (
     Reservation,
     Runner,
     StepResult,
+    StoredMemory,
 )
 from baton_engine.kv.block_pool import BlockPool
 from baton_engine.kv.host_blocks import HostMemory
@@ -80,12 +81,15 @@ class EngineCore:
         runner: Runner,
         host: HostMemory | None = None,
         *,
+        stored: StoredMemory | None = None,
         overlap: bool = False,
     ) -> None:
         if runner.memory.layout != info.layout:
             raise ValueError(f"the runner's pool is {runner.memory.layout}, not {info.layout}")
         self.info = info
         self.memory: KVMemory = runner.memory
+        # The pool as the store has it: with a codec, in other bytes.
+        self.stored: StoredMemory = runner.memory if stored is None else stored
         self.overlap = overlap
         self._runner = runner
         self._pool = BlockPool(info.num_blocks, HostTier(host), info.layout)

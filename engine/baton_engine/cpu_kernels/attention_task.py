@@ -17,6 +17,8 @@ from baton_engine.cpu_kernels.openmp import COUNTER
 # takes. The orders are those of bfloat16 products; those of float32 add one by one. A score is the
 # sum of those of `scores_block` numbers of q and k each. With `rounded`, bfloat16 products are
 # rounded to bfloat16 twice (see cpu_bf16.wide_scores). `states` is float32 [Q, 4], for Part.SPLITS.
+# The kernels of codes have K and V as codes of int8 or, with `fp8`, of fp8, and the exponents of
+# slots one byte apart.
 TASK = np.dtype(
     [
         COUNTER,
@@ -28,6 +30,8 @@ TASK = np.dtype(
         *((name, np.int64) for name in ("queries", "scores", "sinks", "sums", "output", "states")),
         *((name, np.int64) for name in ("row_scores", "column", "split", "parts")),
         *((name, np.int64) for name in ("scores_order", "scores_block", "sums_order", "rounded")),
+        *((name, np.int64) for name in ("key_exponents", "value_exponents", "fp8")),
+        *((f"exponent_{unit}_bytes", np.int64) for unit in ("block", "head")),
         ("scale", np.float32),
     ],
     align=True,

@@ -61,6 +61,11 @@ def run_kernel(function: Callable[[Any], None], task: npt.NDArray[Any]) -> None:
         parallel(address, argument, threads, 0)
 
 
+def run_here(function: Callable[[Any], None], task: npt.NDArray[Any]) -> None:
+    """The same on the calling thread alone, without Python's lock: for threads beside the steps."""
+    _FUNCTION(_compiled(function, task.dtype))(task.ctypes.data)
+
+
 @functools.cache
 def _compiled(function: Callable[[Any], None], task: np.dtype[Any]) -> int:
     """The address of a function of a pointer to a `task`, compiled.

@@ -10,7 +10,8 @@ given as an Order, so that a query of one row gets the bits of the same query in
 A task has X matrices of M rows: for example, the G query heads of each row and kv head. Matrix x
 has a list of pages, and its rows see its keys [begin, end). Threads take the matrices in turn.
 
-A page is one block of one kv head.
+A page is one block of one kv head. Of a pool of codes, K is decoded 16 keys at a time and V a split
+at a time, into memory of the thread.
 
 Shapes: X matrices, M rows of a matrix, P pages of a matrix, B block size, H head_dim, V numbers of
 a head of v, L scores of a row, Q all rows.
@@ -24,6 +25,7 @@ import numba
 import numpy as np
 
 from baton_engine.cpu_kernels.attention_task import Order, Part
+from baton_engine.cpu_kernels.codes import load_row
 from baton_engine.cpu_kernels.llvm_values import LANES
 from baton_engine.cpu_kernels.numbers import ONE, ZERO, number_at, store_numbers
 from baton_engine.cpu_kernels.openmp import inlined, keep_until_here
@@ -71,33 +73,50 @@ STATE_BYTES, TOTAL, DECAY, WEIGHT = 16, 4, 8, 12
 
 
 def fp32_attention(pointer: Any) -> None:
-    _compute(pointer, False)
+    _compute(pointer, False, False)
 
 
 def bf16_attention(pointer: Any) -> None:
     """Weights and the sums of splits are rounded to bfloat16."""
-    _compute(pointer, True)
+    _compute(pointer, True, False)
 
 
 def fp32_attention_by_split(pointer: Any) -> None:
     """Parts NO_SUMS, SPLITS and OUTPUT."""
-    _compute_by_split(pointer, False)
+    _compute_by_split(pointer, False, False)
 
 
 def bf16_attention_by_split(pointer: Any) -> None:
-    _compute_by_split(pointer, True)
+    _compute_by_split(pointer, True, False)
+
+
+def fp32_attention_of_codes(pointer: Any) -> None:
+    _compute(pointer, False, True)
+
+
+def bf16_attention_of_codes(pointer: Any) -> None:
+    _compute(pointer, True, True)
+
+
+def fp32_attention_of_codes_by_split(pointer: Any) -> None:
+    _compute_by_split(pointer, False, True)
+
+
+def bf16_attention_of_codes_by_split(pointer: Any) -> None:
+    _compute_by_split(pointer, True, True)
 
 
 @inlined
-def _compute(pointer: Any, bf16: bool) -> None:
+def _compute(pointer: Any, bf16: bool, coded: bool) -> None:
     task = numba.carray(pointer, 1)[0]
-    memory = np.empty(_room(task, 0, bf16)[-1], np.uint8)
-    columns, queries, places, values, weights, _ = _room(task, memory.ctypes.data, bf16)
+    memory = np.empty(_room(task, 0, bf16, coded)[-1], np.uint8)
+    room = _room(task, memory.ctypes.data, bf16, coded)
+    columns, queries, places, values, weights, decoded, _ = room
     x = take_next(pointer)
     while x < task.matrices:
         following = take_next(pointer)
         if task.parts & _SCORES:
-            _score_matrix(task, x, following, columns, queries, bf16)
+            _score_matrix(task, x, following, columns, queries, decoded, bf16, coded)
         if task.parts & _SOFTMAX:
             for index in range(task.height):
                 row = load_index(task.rows + 4 * (x * task.height + index))
@@ -106,7 +125,7 @@ def _compute(pointer: Any, bf16: bool) -> None:
         if task.parts & _NO_SUMS:
             _empty_sums(task, x)
         if task.parts & _SUMS:
-            _sum_matrix(task, x, following, places, values, weights, bf16)
+            _sum_matrix(task, x, following, places, values, weights, decoded, bf16, coded)
         if task.parts & _OUTPUT:
             _write_output(task, x, bf16)
         x = following
@@ -114,16 +133,29 @@ def _compute(pointer: Any, bf16: bool) -> None:
 
 
 @inlined
-def _compute_by_split(pointer: Any, bf16: bool) -> None:
+def _compute_by_split(pointer: Any, bf16: bool, coded: bool) -> None:
     task = numba.carray(pointer, 1)[0]
-    memory = np.empty(_room(task, 0, bf16)[-1], np.uint8)
-    columns, queries, places, values, weights, _ = _room(task, memory.ctypes.data, bf16)
+    memory = np.empty(_room(task, 0, bf16, coded)[-1], np.uint8)
+    room = _room(task, memory.ctypes.data, bf16, coded)
+    columns, queries, places, values, weights, decoded, _ = room
     x = take_next(pointer)
     while x < task.matrices:
         following = take_next(pointer)
         if task.parts & _NO_SUMS:
             _empty_sums(task, x)
-        _attend_matrix(task, x, following, columns, queries, places, values, weights, bf16)
+        _attend_matrix(
+            task,
+            x,
+            following,
+            columns,
+            queries,
+            places,
+            values,
+            weights,
+            decoded,
+            bf16,
+            coded,
+        )
         if task.parts & _OUTPUT:
             _write_output(task, x, bf16)
         x = following
@@ -131,18 +163,21 @@ def _compute_by_split(pointer: Any, bf16: bool) -> None:
 
 
 @inlined
-def _room(task: Any, place: int, bf16: bool) -> Any:
+def _room(task: Any, place: int, bf16: bool, coded: bool) -> Any:
     """The memory of a thread from `place` on, in parts of whole cache lines: the words of 16 keys;
     the queries of a matrix; where its units of V are; values of a unit for 32 outputs; weights of
-    four rows. Returns where each part begins, and the size of all."""
+    four rows; of codes, decoded K of 16 keys, or V of a split. Returns where each part begins, and
+    the size of all."""
     item = 2 if bf16 else 4
     columns = _whole_lines(place)
     queries = columns + item * task.dim * UNIT
     places = queries + 4 * task.height * task.dim
     values = places + _whole_lines(8 * task.width * task.block // UNIT)
     weights = values + item * OUTPUTS * UNIT
-    size = CACHE_LINE + weights + 4 * ROWS * task.split - columns
-    return columns, queries, places, values, weights, size
+    decoded = _whole_lines(weights + 4 * ROWS * task.split)
+    numbers = max(task.dim * UNIT, task.value_dim * task.split) if coded else 0
+    size = CACHE_LINE + decoded + item * numbers - columns
+    return columns, queries, places, values, weights, decoded, size
 
 
 @inlined
@@ -174,13 +209,46 @@ def _value_page(task: Any, x: int, page: int) -> Any:
 
 
 @inlined
+def _key_exponents(task: Any, x: int, page: int) -> Any:
+    """The address of the exponents of a page of K of matrix x."""
+    block = load_index(task.blocks + 4 * (x * task.width + page))
+    head = load_index(task.heads + 4 * x)
+    place = block * task.exponent_block_bytes + head * task.exponent_head_bytes
+    return task.key_exponents + place
+
+
+@inlined
+def _value_exponents(task: Any, x: int, page: int) -> Any:
+    return _key_exponents(task, x, page) + (task.value_exponents - task.key_exponents)
+
+
+@inlined
 def _score_matrix(
-    task: Any, x: int, following: int, columns: int, queries: int, bf16: bool
+    task: Any,
+    x: int,
+    following: int,
+    columns: int,
+    queries: int,
+    decoded: int,
+    bf16: bool,
+    coded: bool,
 ) -> None:
     """`columns` has room for the words of 16 keys, `queries` for those of the matrix. The next
     matrix is `following`."""
     _widen_queries(task, task.rows + 4 * x * task.height, queries, bf16)
-    _score_pages(task, x, following, 0, task.width, task.column, columns, queries, bf16)
+    _score_pages(
+        task,
+        x,
+        following,
+        0,
+        task.width,
+        task.column,
+        columns,
+        queries,
+        decoded,
+        bf16,
+        coded,
+    )
 
 
 @inlined
@@ -193,7 +261,9 @@ def _score_pages(
     column: int,
     columns: int,
     queries: int,
+    decoded: int,
     bf16: bool,
+    coded: bool,
 ) -> None:
     """The scores of pages [low, high). Key 0 would have its scores in `column`."""
     row_bytes = task.key_slot_bytes
@@ -220,9 +290,22 @@ def _score_pages(
         for unit in range(first, first + task.block, UNIT):
             seen = begin < unit + UNIT and unit < end
             if seen:
+                source, step = place + (unit - first) * row_bytes, row_bytes
+                if coded:
+                    step = (2 if bf16 else 4) * task.dim
+                    exponents = _key_exponents(task, x, page) + unit - first
+                    for key in range(UNIT):
+                        load_row(
+                            source + key * row_bytes,
+                            exponents + key,
+                            decoded + key * step,
+                            task.dim,
+                            bf16,
+                            task.fp8,
+                        )
+                    source = decoded
                 for word in range(0, words, UNIT):
-                    source = place + (unit - first) * row_bytes + 4 * word
-                    store_transposed(source, row_bytes, columns + CACHE_LINE * word)
+                    store_transposed(source + 4 * word, step, columns + CACHE_LINE * word)
             for index in range(0, task.height, ROWS):
                 some = _rows(rows, index, task.height)
                 targets = _places(task.scores + 4 * (column + unit), some, task.row_scores)
@@ -383,18 +466,38 @@ def _number(place: int) -> Any:
 
 @inlined
 def _sum_matrix(
-    task: Any, x: int, following: int, places: int, part: int, rounded: int, bf16: bool
+    task: Any,
+    x: int,
+    following: int,
+    places: int,
+    part: int,
+    rounded: int,
+    decoded: int,
+    bf16: bool,
+    coded: bool,
 ) -> None:
     """`places` has room for the address of each unit of 16 keys, `part` for the values of a unit
-    for 32 outputs, `rounded` for the weights of a split of four rows. The next matrix is
-    `following`."""
+    for 32 outputs, `rounded` for the weights of a split of four rows, `decoded` for the values of a
+    split. The next matrix is `following`."""
     units = task.split // UNIT
     begin, end = load_index(task.seen + 8 * x), load_index(task.seen + 8 * x + 4)
     _find_units(task, x, task.value_slot_bytes, places)
     for first in range(0, task.width * task.block // UNIT, units):
         if begin < (first + units) * UNIT and first * UNIT < end:
             column = task.column + first * UNIT
-            _sum_split(task, x, following, first, column, places, part, rounded, bf16)
+            _sum_split(
+                task,
+                x,
+                following,
+                first,
+                column,
+                places,
+                part,
+                rounded,
+                decoded,
+                bf16,
+                coded,
+            )
 
 
 @inlined
@@ -407,7 +510,9 @@ def _attend_matrix(
     places: int,
     part: int,
     rounded: int,
+    decoded: int,
     bf16: bool,
+    coded: bool,
 ) -> None:
     """Scores, weights and sums of a matrix, one split after the other."""
     rows = task.rows + 4 * x * task.height
@@ -419,7 +524,20 @@ def _attend_matrix(
         key = page * task.block
         if begin >= key + task.split or key >= end:
             continue
-        _score_pages(task, x, following, page, page + pages, -key, columns, queries, bf16)
+        stop = page + pages
+        _score_pages(
+            task,
+            x,
+            following,
+            page,
+            stop,
+            -key,
+            columns,
+            queries,
+            decoded,
+            bf16,
+            coded,
+        )
         for index in range(task.height):
             row = load_index(rows + 4 * index)
             state = task.states + STATE_BYTES * row
@@ -432,7 +550,8 @@ def _attend_matrix(
             store_number(state + TOTAL, total)
             store_number(state + DECAY, decay)
             store_number(state + WEIGHT, weight)
-        _sum_split(task, x, following, key // UNIT, 0, places, part, rounded, bf16)
+        first = key // UNIT
+        _sum_split(task, x, following, first, 0, places, part, rounded, decoded, bf16, coded)
 
 
 @inlined
@@ -445,7 +564,9 @@ def _sum_split(
     places: int,
     part: int,
     rounded: int,
+    decoded: int,
     bf16: bool,
+    coded: bool,
 ) -> None:
     """Add the sums of the split that begins with unit `first` and has its weights from `column` on.
     Of those keys that the matrix sees, [low_key, high_key) are in it."""
@@ -455,6 +576,8 @@ def _sum_split(
     rows = task.rows + 4 * x * task.height
     low_key = load_index(task.seen + 8 * x) - first * UNIT
     high_key = load_index(task.seen + 8 * x + 4) - first * UNIT
+    if coded:
+        _decode_values(task, x, first, low_key, high_key, places, decoded, bf16)
     for index in range(0, task.height, ROWS):
         some = _rows(rows, index, task.height)
         weights = _places(task.scores + 4 * column, some, task.row_scores)
@@ -470,7 +593,10 @@ def _sum_split(
                     _prefetch_later(task, x, following, first, number, places)
                 source, step = load_address(places + 8 * unit) + item * output, row_bytes
                 least, most = low_key - number * UNIT, high_key - number * UNIT
-                if least > 0 or most < UNIT:
+                if coded:
+                    step = item * task.value_dim
+                    source = decoded + number * UNIT * step + item * output
+                elif least > 0 or most < UNIT:
                     _copy_seen(source, step, part, item * OUTPUTS, least, most)
                     source, step = part, item * OUTPUTS
                 place = 4 * UNIT * number
@@ -497,6 +623,33 @@ def _sum_split(
                     one, other = multiply(one, weight), multiply(other, weight)
                 store(target, add(before, one))
                 store(target + 4 * UNIT, add(further, other))
+
+
+@inlined
+def _decode_values(
+    task: Any, x: int, first: int, begin: int, end: int, places: int, target: int, bf16: bool
+) -> None:
+    """Write the values of the split that begins with unit `first` to `target`, and 0 for keys
+    outside [begin, end), which may have no values."""
+    row = (2 if bf16 else 4) * task.value_dim
+    for number in range(task.split // UNIT):
+        key = (first + number) * UNIT
+        codes = load_address(places + 8 * (first + number))
+        exponents = _value_exponents(task, x, key // task.block) + key % task.block
+        for place in range(UNIT):
+            if begin <= number * UNIT + place and number * UNIT + place < end:
+                load_row(
+                    codes + place * task.value_slot_bytes,
+                    exponents + place,
+                    target,
+                    task.value_dim,
+                    bf16,
+                    task.fp8,
+                )
+            else:
+                for column in range(0, row, CACHE_LINE):
+                    store(target + column, zeros())
+            target += row
 
 
 @inlined

@@ -14,6 +14,8 @@ import numba
 import numpy as np
 import torch
 
+from baton_engine.cpu_kernels.codes import store_row
+from baton_engine.cpu_kernels.eight_bits import round_row
 from baton_engine.cpu_kernels.llvm_values import LANES
 from baton_engine.cpu_kernels.norm import norm_scale
 from baton_engine.cpu_kernels.numbers import number_at, store_numbers
@@ -34,14 +36,17 @@ from baton_engine.cpu_kernels.vectors import (
 # The argument of the kernels. The addresses are of arrays: `heads` [T, Z, H], `q` [T, N, H], `cos`
 # and `sin` [T, `half`] with half = R / 2, `weights` float32 [X, H] or 0, `slots` int64 [T]. `keys`
 # and `values` are a layer's K and V, in blocks of `block` slots. The steps are the bytes from one
-# block, head and slot to the next in both.
+# block, head and slot to the next in both. `rounds` is 1 or 0. With codes, which are of fp8 if
+# `fp8`, a layer has its exponents one byte per slot and `exponent_step` bytes per head apart.
 _TASK = np.dtype(
     [
         COUNTER,
         *((name, np.int64) for name in ("tokens", "queries", "kv_heads", "dim", "half")),
         *((name, np.int64) for name in ("heads", "q", "cos", "sin", "weights", "slots")),
         *((name, np.int64) for name in ("keys", "values", "block")),
-        *((name, np.int64) for name in ("block_step", "head_step", "slot_step")),
+        *((name, np.int64) for name in ("block_step", "head_step", "slot_step", "rounds")),
+        *((name, np.int64) for name in ("key_exponents", "value_exponents")),
+        *((name, np.int64) for name in ("exponent_step", "fp8")),
         ("eps", np.float32),
     ],
     align=True,
@@ -69,14 +74,19 @@ def rotate_store(
     rope: tuple[torch.Tensor, torch.Tensor],
     kv: tuple[torch.Tensor, torch.Tensor],
     slots_T: torch.Tensor,
+    exponents: tuple[torch.Tensor, torch.Tensor] | None = None,
+    *,
+    rounds: bool = False,
 ) -> torch.Tensor:
     """Return rotated q [T, N, H], and rotate k in place. `norm` has weights [X, H] and eps. `kv`
     are views of a layer's K and V in the pool, [P, K, B, H] of the same dtype and strides. Token t
-    is stored at [s // B, :, s % B] with s = `slots_T`[t], unless s is negative.
+    is stored at [s // B, :, s % B] with s = `slots_T`[t], unless s is negative; with `rounds`, as
+    eight_bits.rounded() has it. With `exponents` [P, K, B, 1] of K and of V, views of the same
+    pool, it is stored as codes.
 
     Raises ValueError for a pool of another dtype: the kernel would write past its slots."""
     keys, values = kv
-    if keys.dtype != heads_TZH.dtype:
+    if exponents is None and keys.dtype != heads_TZH.dtype:
         raise ValueError(f"heads in {heads_TZH.dtype} do not fit a pool in {keys.dtype}")
     assert keys.stride() == values.stride(), "K and V have other strides"
     tokens, all_heads, dim = heads_TZH.shape
@@ -88,27 +98,44 @@ def rotate_store(
     weights = None if weight_XH is None else weight_XH.float().contiguous()
     steps = (item * step for step in keys.stride()[:3])
     task = np.zeros(1, _TASK)
+    coded = (0, 0, 0, 0)
+    if exponents is not None:
+        block_step, exponent_step, slot_step, _ = exponents[0].stride()
+        assert (block_step, slot_step) == (keys.stride(0), 1), "exponents of another pool"
+        fp8 = keys.dtype == torch.float8_e4m3fn
+        coded = (exponents[0].data_ptr(), exponents[1].data_ptr(), exponent_step, int(fp8))
     task[0] = (
         *(NONE_TAKEN, tokens, num_heads, (all_heads - num_heads) // 2, dim, cos.shape[-1]),
         *(heads_TZH.data_ptr(), q_TNH.data_ptr(), cos.data_ptr(), sin.data_ptr()),
         *(0 if weights is None else weights.data_ptr(), slots_T.data_ptr()),
-        *(keys.data_ptr(), values.data_ptr(), keys.shape[2], *steps, eps),
+        *(keys.data_ptr(), values.data_ptr(), keys.shape[2], *steps, rounds, *coded, eps),
     )
-    function = bf16_rotate_store if heads_TZH.dtype == torch.bfloat16 else fp32_rotate_store
+    bf16 = heads_TZH.dtype == torch.bfloat16
+    function = bf16_rotate_store if bf16 else fp32_rotate_store
+    if exponents is not None:
+        function = bf16_rotate_store_codes if bf16 else fp32_rotate_store_codes
     run_kernel(function, task)
     return q_TNH
 
 
 def fp32_rotate_store(pointer: Any) -> None:
-    _rotate_store_tokens(pointer, False)
+    _rotate_store_tokens(pointer, False, False)
 
 
 def bf16_rotate_store(pointer: Any) -> None:
-    _rotate_store_tokens(pointer, True)
+    _rotate_store_tokens(pointer, True, False)
+
+
+def fp32_rotate_store_codes(pointer: Any) -> None:
+    _rotate_store_tokens(pointer, False, True)
+
+
+def bf16_rotate_store_codes(pointer: Any) -> None:
+    _rotate_store_tokens(pointer, True, True)
 
 
 @inlined
-def _rotate_store_tokens(pointer: Any, bf16: bool) -> None:
+def _rotate_store_tokens(pointer: Any, bf16: bool, coded: bool) -> None:
     task = numba.carray(pointer, 1)[0]
     item = 2 if bf16 else 4
     row = item * task.dim
@@ -127,8 +154,21 @@ def _rotate_store_tokens(pointer: Any, bf16: bool) -> None:
             _rotate(task, token, key, task.queries + head, wide.ctypes.data, key, bf16)
             if slot >= 0:
                 target = place + head * task.head_step
-                _copy(key, task.keys + target, task.dim, bf16)
-                _copy(key + row * task.kv_heads, task.values + target, task.dim, bf16)
+                value = key + row * task.kv_heads
+                if coded:
+                    # The blocks of codes and of exponents are the same.
+                    block = slot // task.block * task.block_step
+                    at = block + head * task.exponent_step + slot % task.block
+                    exponents = task.key_exponents + at, task.value_exponents + at
+                    codes = task.keys + target, task.values + target
+                    store_row(key, codes[0], exponents[0], task.dim, bf16, task.fp8)
+                    store_row(value, codes[1], exponents[1], task.dim, bf16, task.fp8)
+                elif task.rounds:
+                    round_row(key, task.keys + target, task.dim, bf16)
+                    round_row(value, task.values + target, task.dim, bf16)
+                else:
+                    _copy(key, task.keys + target, task.dim, bf16)
+                    _copy(value, task.values + target, task.dim, bf16)
         token = take_next(pointer)
 
 

@@ -38,6 +38,7 @@ COLUMNS = 64  # outputs of a block of weights
 address = types.int64
 
 _MASK = ir.VectorType(ir.IntType(1), LANES)
+_BYTES = ir.VectorType(ir.IntType(8), LANES)
 
 _Emit = Any  # (context, builder, signature, arguments) -> value
 
@@ -167,6 +168,66 @@ def nearest_integer(typing: Any, value: Any) -> tuple[Any, _Emit]:
 
 
 @_operation
+def magnitudes(typing: Any, value: Any) -> tuple[Any, _Emit]:
+    """The bits of the absolute numbers: as integers, they have the numbers' order, with infinity
+    and NaN above all others."""
+
+    def emit(context: Any, builder: Any, signature: Any, given: Any) -> Any:
+        return builder.and_(builder.bitcast(given[0], WORDS), each_word(0x7FFFFFFF))
+
+    return words(numbers), emit
+
+
+@_operation
+def largest_bf16(typing: Any, place: Any, count: Any) -> tuple[Any, _Emit]:
+    """The largest of the magnitudes() of `count` bfloat16 numbers, which are whole vectors, as an
+    int64."""
+
+    def emit(context: Any, builder: Any, signature: Any, given: Any) -> Any:
+        half = ir.IntType(16)
+        halves = ir.VectorType(half, LANES)
+        most = cgutils.alloca_once_value(builder, ir.Constant(halves, [0] * LANES))
+        steps = builder.udiv(given[1], ir.Constant(given[1].type, LANES))
+        with cgutils.for_range(builder, steps) as loop:
+            offset = builder.mul(loop.index, ir.Constant(ADDRESS, 2 * LANES))
+            pointer = builder.inttoptr(builder.add(given[0], offset), halves.as_pointer())
+            value = builder.load(pointer, typ=halves)
+            value.align = 2
+            value = builder.and_(value, ir.Constant(halves, [0x7FFF] * LANES))
+            so_far = builder.load(most)
+            larger = builder.icmp_unsigned(">", value, so_far)
+            builder.store(builder.select(larger, value, so_far), most)
+        kind = ir.FunctionType(half, [halves])
+        name = f"llvm.vector.reduce.umax.v{LANES}i16"
+        function = cgutils.get_or_insert_function(builder.module, kind, name)
+        largest = builder.zext(builder.call(function, [builder.load(most)]), ADDRESS)
+        return builder.shl(largest, ir.Constant(ADDRESS, 16))
+
+    return types.int64(address, types.int64), emit
+
+
+@_operation
+def larger_words(typing: Any, one: Any, other: Any) -> tuple[Any, _Emit]:
+    def emit(context: Any, builder: Any, signature: Any, given: Any) -> Any:
+        return builder.select(builder.icmp_unsigned(">", *given), *given)
+
+    return words(words, words), emit
+
+
+@_operation
+def largest_word(typing: Any, value: Any) -> tuple[Any, _Emit]:
+    """The largest of 16 words, as an int64."""
+
+    def emit(context: Any, builder: Any, signature: Any, given: Any) -> Any:
+        kind = ir.FunctionType(WORD, [WORDS])
+        name = f"llvm.vector.reduce.umax.v{LANES}i32"
+        function = cgutils.get_or_insert_function(builder.module, kind, name)
+        return builder.zext(builder.call(function, given), ir.IntType(64))
+
+    return types.int64(words), emit
+
+
+@_operation
 def power_of_2(typing: Any, exponent: Any) -> tuple[Any, _Emit]:
     """2 to the power of integers from -127 to 128; 0 for -127, infinity for 128."""
 
@@ -215,6 +276,114 @@ def store_bf16(typing: Any, place: Any, value: Any) -> tuple[Any, _Emit]:
         return context.get_dummy_value()
 
     return types.void(address, numbers), emit
+
+
+@_operation
+def load_int8(typing: Any, place: Any) -> tuple[Any, _Emit]:
+    """16 integers of a byte each."""
+
+    def emit(context: Any, builder: Any, signature: Any, given: Any) -> Any:
+        value = builder.load(builder.inttoptr(given[0], _BYTES.as_pointer()), typ=_BYTES)
+        value.align = 1
+        return builder.sitofp(value, NUMBERS)
+
+    return numbers(address), emit
+
+
+@_operation
+def store_int8(typing: Any, place: Any, value: Any) -> tuple[Any, _Emit]:
+    """Store 16 integers from -128 to 127 as a byte each."""
+
+    def emit(context: Any, builder: Any, signature: Any, given: Any) -> Any:
+        integers = builder.trunc(builder.fptosi(given[1], WORDS), _BYTES)
+        builder.store(integers, builder.inttoptr(given[0], _BYTES.as_pointer())).align = 1
+        return context.get_dummy_value()
+
+    return types.void(address, numbers), emit
+
+
+@_operation
+def load_fp8(typing: Any, place: Any) -> tuple[Any, _Emit]:
+    """16 numbers of fp8 (E4M3) that are not NaN."""
+
+    def emit(context: Any, builder: Any, signature: Any, given: Any) -> Any:
+        value = builder.load(builder.inttoptr(given[0], _BYTES.as_pointer()), typ=_BYTES)
+        value.align = 1
+        shorts = ir.VectorType(ir.IntType(16), LANES)
+
+        def each(number: int) -> Any:
+            return ir.Constant(shorts, [number] * LANES)
+
+        # The sign in the highest bit, the others after the highest of a float16's exponent.
+        wide = builder.shl(builder.sext(value, shorts), each(7))
+        bits = builder.and_(wide, each(0xBFFF))
+        halves = builder.bitcast(bits, ir.VectorType(ir.HalfType(), LANES))
+        return builder.fmul(builder.fpext(halves, NUMBERS), ir.Constant(NUMBERS, [256.0] * LANES))
+
+    return numbers(address), emit
+
+
+@_operation
+def store_fp8(typing: Any, place: Any, value: Any) -> tuple[Any, _Emit]:
+    """Store the nearest fp8 numbers, ties to even, of 16 numbers from -448 to 448."""
+
+    def emit(context: Any, builder: Any, signature: Any, given: Any) -> Any:
+        bits = builder.bitcast(given[1], WORDS)
+        sign = builder.and_(builder.lshr(bits, each_word(24)), each_word(0x80))
+        size = builder.and_(bits, each_word(0x7FFFFFFF))
+        last = builder.and_(builder.lshr(size, each_word(20)), each_word(1))
+        near = builder.add(builder.add(size, last), each_word(0x7FFFF))
+        # The exponent of fp8 is 120 less than that of float32.
+        usual = builder.sub(builder.lshr(near, each_word(20)), each_word(120 << 3))
+        # Below 2^-6 codes are multiples of 2^-9, which is the last bit of numbers near 2^14.
+        large = ir.Constant(NUMBERS, [2.0**14] * LANES)
+        sums = builder.fadd(builder.bitcast(size, NUMBERS), large)
+        small = builder.sub(builder.bitcast(sums, WORDS), builder.bitcast(large, WORDS))
+        is_small = builder.icmp_unsigned("<", size, each_word((127 - 6) << 23))
+        codes = builder.or_(builder.select(is_small, small, usual), sign)
+        pointer = builder.inttoptr(given[0], _BYTES.as_pointer())
+        builder.store(builder.trunc(codes, _BYTES), pointer).align = 1
+        return context.get_dummy_value()
+
+    return types.void(address, numbers), emit
+
+
+@_operation
+def store_low_bytes(typing: Any, place: Any, value: Any) -> tuple[Any, _Emit]:
+    """Store the lowest byte of each number's bits."""
+
+    def emit(context: Any, builder: Any, signature: Any, given: Any) -> Any:
+        integers = builder.trunc(builder.bitcast(given[1], WORDS), _BYTES)
+        builder.store(integers, builder.inttoptr(given[0], _BYTES.as_pointer())).align = 1
+        return context.get_dummy_value()
+
+    return types.void(address, numbers), emit
+
+
+@_operation
+def load_byte(typing: Any, place: Any) -> tuple[Any, _Emit]:
+    """One int8, as an int64."""
+
+    def emit(context: Any, builder: Any, signature: Any, given: Any) -> Any:
+        kind = ir.IntType(8)
+        value = builder.load(builder.inttoptr(given[0], kind.as_pointer()), typ=kind)
+        value.align = 1
+        return builder.sext(value, ADDRESS)
+
+    return types.int64(address), emit
+
+
+@_operation
+def store_byte(typing: Any, place: Any, value: Any) -> tuple[Any, _Emit]:
+    """Store an int64 from -128 to 127 as a byte."""
+
+    def emit(context: Any, builder: Any, signature: Any, given: Any) -> Any:
+        kind = ir.IntType(8)
+        pointer = builder.inttoptr(given[0], kind.as_pointer())
+        builder.store(builder.trunc(given[1], kind), pointer).align = 1
+        return context.get_dummy_value()
+
+    return types.void(address, types.int64), emit
 
 
 @_operation

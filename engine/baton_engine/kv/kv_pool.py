@@ -3,7 +3,7 @@
 In: layout and block count. Out: `pool`, the blocks as bytes [P, Z]; `group_fields`, for each group
 and field a typed view [P, L, K, B, H] of the same memory; and KVMemory's read, write and views for
 transfers. On a CPU sockets can read and write the memory directly. On CUDA, each transfer thread
-copies bytes through its own pinned staging buffer on its own stream.
+copies bytes through its own pinned buffer (see `device_copies`).
 
 Shapes: P blocks with block 0 (padding), Z bytes of a block, L layers for which a block has room
 (see KVLayout.layer_slots), K heads of a field, B block size, H numbers of a field's row.
@@ -11,13 +11,13 @@ Shapes: P blocks with block 0 (padding), Z bytes of a block, L layers for which 
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Mapping, Sequence
 
 import numpy as np
 import torch
 
 from baton_engine.errors import SettingsError
+from baton_engine.kv.device_copies import DeviceCopies
 from baton_engine.kv.head_shards import Bytes, HeadShards, widest_word
 from baton_engine.kv.staging import stage
 from baton_protocol.ids import BlockId
@@ -28,8 +28,9 @@ TORCH_DTYPES = {
     "bfloat16": torch.bfloat16,
     "float16": torch.float16,
     "uint8": torch.uint8,
+    "int8": torch.int8,
+    "float8_e4m3fn": torch.float8_e4m3fn,
 }
-STAGING_BYTES = 8 << 20
 
 
 class TorchMemory:
@@ -66,7 +67,7 @@ class TorchMemory:
         self._shards = [shards[group] for group in layout.divisions]
         self._words = self.pool.view(widest_word(layout.block_bytes))
         self._share = layout.block_bytes // layout.kv_shards
-        self._local = threading.local()
+        self._copies = DeviceCopies(device, self._share)
 
     @property
     def fields(self) -> Mapping[str, torch.Tensor]:
@@ -82,14 +83,8 @@ class TorchMemory:
                 for index, block in enumerate(blocks):
                     np.copyto(parts[index], pieces[block])  # releases the GIL
             return
-        stream, staging = self._staging()
-        with torch.cuda.stream(stream):
-            for begin, end in self._portions(len(blocks), staging):
-                chosen = torch.tensor(blocks[begin:end], device=self.pool.device)
-                part = staging[: end - begin]
-                part.copy_(self._shards[group].gather(chosen, shard), non_blocking=True)
-                stream.synchronize()
-                np.copyto(target[begin:end], part.numpy())
+        shards = self._shards[group]
+        self._copies.read(blocks, target, lambda chosen: shards.gather(chosen, shard))
 
     def write(
         self, blocks: Sequence[BlockId], data: memoryview, shard: int = 0, group: int = 0
@@ -100,15 +95,10 @@ class TorchMemory:
                 for index, block in enumerate(blocks):
                     np.copyto(pieces[block], parts[index])
             return
-        stream, staging = self._staging()
-        with torch.cuda.stream(stream):
-            for begin, end in self._portions(len(blocks), staging):
-                part = staging[: end - begin]
-                np.copyto(part.numpy(), source[begin:end])
-                chosen = torch.tensor(blocks[begin:end], device=self.pool.device)
-                moved = part.to(self.pool.device, non_blocking=True)
-                self._shards[group].scatter(moved, chosen, shard)
-                stream.synchronize()  # the next portion reuses the staging, and steps may read
+        shards = self._shards[group]
+        self._copies.write(
+            blocks, source, lambda moved, chosen: shards.scatter(moved, chosen, shard)
+        )
 
     def views(self, blocks: Sequence[BlockId]) -> list[memoryview] | None:
         if self._bytes is None or self.layout.kv_shards != 1:
@@ -134,21 +124,6 @@ class TorchMemory:
             return
         index = stage(np.asarray(blocks, np.int64), self.pool.device)
         self._words.index_fill_(0, index, 0)
-
-    def _staging(self) -> tuple[torch.cuda.Stream, torch.Tensor]:
-        """This thread's stream and pinned buffer [blocks, bytes of one block's shard]."""
-        found: tuple[torch.cuda.Stream, torch.Tensor] | None = getattr(self._local, "value", None)
-        if found is None:
-            blocks = max(1, STAGING_BYTES // self._share)
-            buffer = torch.empty((blocks, self._share), dtype=torch.uint8, pin_memory=True)
-            stream = torch.cuda.Stream(self.pool.device)  # type: ignore[no-untyped-call]
-            found = stream, buffer
-            self._local.value = found
-        return found
-
-    def _portions(self, count: int, staging: torch.Tensor) -> list[tuple[int, int]]:
-        step = staging.shape[0]
-        return [(begin, min(begin + step, count)) for begin in range(0, count, step)]
 
 
 def field_views(pool_PZ: torch.Tensor, layout: KVLayout, group: int = 0) -> dict[str, torch.Tensor]:

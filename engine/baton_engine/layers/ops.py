@@ -152,7 +152,11 @@ class TorchOps:
             slots = attention.slots(layer)
             weights = None if norm is None else (norm.weight_XH, norm.eps)
             places = (slots.k_PKBH, slots.v_PKBV), slots.slots_T
-            q_TNH = rotate_store(heads_TZH, num_heads, weights, rope, *places)
+            kept = slots.exponents
+            exponents = None if kept is None else (kept.k_PKB1, kept.v_PKB1)
+            q_TNH = rotate_store(
+                *(heads_TZH, num_heads, weights, rope, *places, exponents), rounds=slots.rounds
+            )
             k_TKH, v_TKH = heads_TZH[:, num_heads:both], heads_TZH[:, both:]
             return attention.attend(layer, q_TNH, k_TKH, v_TKH, stored=True, sinks_N=sinks_N)
         qk_TXH = heads_TZH[:, :both]

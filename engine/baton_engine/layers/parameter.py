@@ -47,6 +47,11 @@ class Parameter:
         """The dtype to which the checkpoint's tensor is converted."""
         return self.place.dtype
 
+    @property
+    def stored(self) -> tuple[str, ...]:
+        """The dtypes that the checkpoint's tensor may have, if `dtype` does not say it."""
+        return ()
+
     def fits(self, shape: Sequence[int]) -> bool:
         """Whether the checkpoint's tensor may have this shape. A single number may have any number
         of dimensions."""
@@ -97,6 +102,11 @@ class WeightSlots:
     def scheme_of(self, name: str) -> WeightScheme | None:
         """How the weight of the layer `name` is quantized; None if it is not."""
         return None if self._quantization is None else self._quantization.scheme_of(name)
+
+    @property
+    def embedding_scheme(self) -> WeightScheme | None:
+        """How the embedding is quantized; None if it is not."""
+        return None if self._quantization is None else self._quantization.embedding
 
     def tensor(
         self,

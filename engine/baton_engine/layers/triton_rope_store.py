@@ -16,6 +16,8 @@ import triton
 import triton.language as tl
 
 from baton_engine.attention.interface import KVSlots
+from baton_engine.attention.triton_codes import as_bytes, codes_of, exponent_of, is_fp8
+from baton_engine.attention.triton_eight_bits import magnitude, rounded_to_codes
 from baton_engine.layers.rotary import HeadNorm, RopeTables
 
 # Maximum number of heads per program: 16 heads of 128 are 2,048 numbers, enough for 4 warps.
@@ -35,12 +37,16 @@ def rotate_store(
     cos_T1R, sin_T1R = rope
     k_PKBH, v_PKBH = slots.k_PKBH, slots.v_PKBV
     assert k_PKBH.stride() == v_PKBH.stride(), "K and V have other strides"
+    kept = slots.exponents
+    exponents = (k_PKBH, 0) if kept is None else (kept.k_PKB1, kept.k_PKB1.stride(1))
     heads = min(triton.next_power_of_2(all_heads), MOST_HEADS)
     _rotate_store[(tokens, triton.cdiv(all_heads, heads))](
         *(heads_TZH, cos_T1R, sin_T1R, cos_T1R.stride(0)),
         *(heads_TZH if norm is None else norm.weight_XH, 0.0 if norm is None else norm.eps),
-        *(k_PKBH, v_PKBH.storage_offset() - k_PKBH.storage_offset(), slots.slots_T),
-        *k_PKBH.stride()[:3],
+        *(as_bytes(k_PKBH, kept), v_PKBH.storage_offset() - k_PKBH.storage_offset()),
+        *(slots.slots_T, *k_PKBH.stride()[:3], *exponents),
+        CODED=kept is not None,
+        FP8=is_fp8(k_PKBH),
         HAS_NORM=norm is not None,
         QUERIES=num_heads,
         ALL=all_heads,
@@ -49,6 +55,7 @@ def rotate_store(
         ROTARY=cos_T1R.shape[-1],
         HALF_P=triton.next_power_of_2(dim // 2),
         HEADS=heads,
+        ROUNDS=slots.rounds,
     )
 
 
@@ -66,6 +73,10 @@ def _rotate_store(
     block_stride: tl.tensor,
     head_stride: tl.tensor,
     slot_stride: tl.tensor,
+    exponents_ptr: tl.tensor,
+    exponent_stride: tl.tensor,
+    CODED: tl.constexpr,
+    FP8: tl.constexpr,
     HAS_NORM: tl.constexpr,
     QUERIES: tl.constexpr,
     ALL: tl.constexpr,
@@ -74,6 +85,7 @@ def _rotate_store(
     ROTARY: tl.constexpr,
     HALF_P: tl.constexpr,
     HEADS: tl.constexpr,
+    ROUNDS: tl.constexpr,
 ) -> None:
     KV: tl.constexpr = (ALL - QUERIES) // 2
     token = tl.program_id(0).to(tl.int64)
@@ -107,10 +119,26 @@ def _rotate_store(
     tl.store(at + low, first, mask=qk)
     tl.store(at + high, second, mask=qk)
 
+    if ROUNDS:
+        # Numbers outside are 0.
+        a, b = first.to(tl.float32), second.to(tl.float32)
+        largest = tl.max(tl.maximum(magnitude(a), magnitude(b)), axis=1)[:, None]
+        first = rounded_to_codes(a, largest).to(kind)
+        second = rounded_to_codes(b, largest).to(kind)
     slot = tl.load(slots_ptr + token)
     kept = inside & (head >= QUERIES) & (slot >= 0)
     part, kv_head = (head - QUERIES) // KV, (head - QUERIES) % KV
     place = (slot // BLOCK) * block_stride + (slot % BLOCK) * slot_stride
     to = pool_ptr + place + part * part_stride + kv_head * head_stride
+    if CODED:
+        first, second = first.to(tl.float32), second.to(tl.float32)
+        largest = tl.max(tl.maximum(magnitude(first), magnitude(second)), axis=1)[:, None]
+        exponent = exponent_of(largest, FP8)
+        first, second = codes_of(first, exponent, FP8), codes_of(second, exponent, FP8)
+        # The exponents of V are as far from those of K as their codes.
+        place = (slot // BLOCK) * block_stride + slot % BLOCK
+        at = exponents_ptr + place + part * part_stride + kv_head * exponent_stride
+        kept_head = (head >= QUERIES) & (head < ALL) & (slot >= 0)
+        tl.store(at, exponent.to(tl.int8), mask=kept_head)
     tl.store(to + low, first, mask=kept)
     tl.store(to + high, second, mask=kept)

@@ -30,6 +30,7 @@ from baton_engine.config.step_sizes import (
     split_blocks,
 )
 from baton_engine.memory.demand import Measured, MemoryBudget, MemoryDemand
+from baton_protocol.layout import CODES
 
 GIB = 1 << 30
 FLOAT32_BYTES = 4
@@ -89,10 +90,13 @@ def quantized_part(config: ModelConfig) -> tuple[int, int]:
                     numbers += linear.count * linear.outputs * linear.inputs
                     size += linear.count * scheme.weight_bytes(linear.outputs, linear.inputs)
         head = (config.vocab_size, config.hidden_size)
-        scheme = None if config.tied else config.quantization.scheme_of(HEAD_NAME)
-        if scheme is not None:
-            numbers += head[0] * head[1]
-            size += scheme.weight_bytes(*head)
+        ends = [config.quantization.embedding]
+        if not config.tied:
+            ends.append(config.quantization.scheme_of(HEAD_NAME))
+        for scheme in ends:
+            if scheme is not None:
+                numbers += head[0] * head[1]
+                size += scheme.weight_bytes(*head)
     return numbers, size
 
 
@@ -100,9 +104,20 @@ def weight_bytes(demand: MemoryDemand) -> int:
     """Bytes of the weights: plain ones in the compute dtype, quantized ones by their scheme. On a
     CPU, packing makes a second copy of the head: permanently if it is tied to the embedding, else
     while it is packed."""
-    packed = demand.config.vocab_size * demand.config.hidden_size if demand.device == "cpu" else 0
-    numbers, size = quantized_part(demand.config)
-    return (count_weights(demand.config) - numbers + packed) * demand.item + size
+    config = demand.config
+    numbers, size = quantized_part(config)
+    plain = (count_weights(config) - numbers) * demand.item
+    if demand.device != "cpu":
+        return plain + size
+    return plain + size + _head_bytes(config, demand.item)
+
+
+def _head_bytes(config: ModelConfig, item: int) -> int:
+    head, scheme = (config.vocab_size, config.hidden_size), None
+    if config.quantization is not None:
+        tied = config.quantization.embedding
+        scheme = tied if config.tied else config.quantization.scheme_of(HEAD_NAME)
+    return head[0] * head[1] * item if scheme is None else scheme.weight_bytes(*head)
 
 
 def resident_bytes(demand: MemoryDemand) -> int:
@@ -196,5 +211,8 @@ def _attention_bytes(demand: MemoryDemand, length: int) -> int:
     score_bytes = SCORE_BYTES + 3 * item + 3 * item * value_dim // SPLIT_KEYS
     kept = max(field.heads * field.size for fields in layout.group_fields for field in fields)
     # Latent rows are copied as K, and as V in two steps.
-    copies = (2 if config.latent is None else 3) * item * max(kept * keys, KEYS_COPIED)
+    copied = item * (2 if config.latent is None else 3)
+    if layout.dtype in CODES:  # rows that are no whole vectors are copied as codes first
+        copied += 1
+    copies = copied * max(kept * keys, KEYS_COPIED)
     return copies + score_bytes * scores

@@ -19,6 +19,7 @@ from baton_engine.memory.estimate import (
     weight_bytes,
 )
 from baton_engine.memory.fit import LEAST_LEN, fits, least_length, most_that, needed_bytes
+from baton_protocol.layout import CODES
 
 MIB = 1 << 20
 ROUNDING_LEAST: Sequence[Quantization] = ("int8", "int4")
@@ -39,7 +40,7 @@ def remedies(demand: MemoryDemand, room: MemoryBudget) -> Iterator[Remedy]:
     """Single changes that make the demand fit. A larger device is always among them."""
     for change in (
         *(_shorter, _smaller_pool, _fewer_tokens, _fewer_seqs),
-        *(_bfloat16, _quantized, _eager, _larger_share),
+        *(_bfloat16, _quantized, _eight_bit_kv, _eager, _larger_share),
     ):
         remedy = change(demand, room)
         if remedy is not None and fits(remedy.demand, remedy.room):
@@ -105,7 +106,9 @@ def _bfloat16(demand: MemoryDemand, room: MemoryBudget) -> Remedy | None:
     if demand.dtype != "float32":
         return None
     to = "bfloat16"
-    layout = demand.layout.in_dtype(to)
+    layout = demand.layout
+    if layout.dtype not in CODES:
+        layout = layout.in_dtype(to)
     return Remedy(f"--dtype {to}", replace(demand, dtype=to, layout=layout), room)
 
 
@@ -124,6 +127,16 @@ def _quantized(demand: MemoryDemand, room: MemoryBudget) -> Remedy | None:
         if fits(changed, room):
             return Remedy(f"--quantization {quantization}", changed, room)
     return None
+
+
+def _eight_bit_kv(demand: MemoryDemand, room: MemoryBudget) -> Remedy | None:
+    """KV in 8 bits. Does not apply if layers keep different fields, which may then form other
+    groups."""
+    layout = demand.layout
+    if layout.dtype in CODES or any(group.fields for group in layout.groups):
+        return None
+    to = "int8"
+    return Remedy(f"--kv-cache-dtype {to}", replace(demand, layout=layout.in_dtype(to)), room)
 
 
 def _larger_share(demand: MemoryDemand, room: MemoryBudget) -> Remedy | None:

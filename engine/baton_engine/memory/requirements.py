@@ -12,7 +12,7 @@ from dataclasses import dataclass
 import msgspec
 from msgspec import UNSET
 
-from baton_engine.config.engine_config import TorchSettings
+from baton_engine.config.engine_config import KVCacheDType, TorchSettings
 from baton_engine.config.model_config import ModelConfig, compute_dtype
 from baton_engine.errors import SettingsError
 from baton_engine.memory.demand import MemoryDemand
@@ -30,6 +30,8 @@ BATCHED_TOKENS_CPU = {"float32": 256, "bfloat16": 512}
 BATCHED_TOKENS_CUDA = 2048
 BATCHED_TOKENS_LARGE_CARD = 8192
 LARGE_CARD_BYTES = 40 * 10**9
+# The dtypes of codes for the values of --kv-cache-dtype.
+CODES_OF: Mapping[KVCacheDType, str] = {"int8": "int8", "fp8": "float8_e4m3fn"}
 # Share of a block's bytes that may be unused because groups of layers differ in size.
 PADDED_SHARE = 0.1
 
@@ -144,13 +146,14 @@ def _block_size(counts: Mapping[LayerKind, int]) -> int:
 def layout_of(settings: TorchSettings, config: ModelConfig) -> KVLayout:
     """The layout of the engine's KV. Raises SettingsError if --kv-shards does not divide the
     model's KV heads."""
-    dtype = compute_dtype(config, settings.dtype)
+    dtype = CODES_OF.get(settings.kv_cache_dtype) or compute_dtype(config, settings.dtype)
     layout = KVLayout.of_fields(
         config.kv_fields(dtype)[0],
         num_layers=config.num_layers,
         block_size=settings.block_size,
         chunk_blocks=settings.chunk_blocks or 1,
         kv_shards=settings.kv_shards,
+        codec=settings.store_codec,
         groups=groups_of(config, dtype),
     )
     if layout.undivided is not None:

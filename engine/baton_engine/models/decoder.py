@@ -9,12 +9,12 @@ from __future__ import annotations
 from collections.abc import Callable
 
 import torch
-import torch.nn.functional as F
 
 from baton_engine.attention.exact.row_rule import Product
 from baton_engine.attention.interface import StepAttention
 from baton_engine.config.model_config import ModelConfig
 from baton_engine.layers.decoder_layers import Attention, GatedMLP, RMSNorm
+from baton_engine.layers.embedding import Embedding
 from baton_engine.layers.latent_attention import LatentAttention
 from baton_engine.layers.linear_method import HEAD
 from baton_engine.layers.linear_weights import LinearWeights
@@ -74,9 +74,7 @@ class Decoder:
     def __init__(self, config: ModelConfig, slots: WeightSlots) -> None:
         self.config = config
         self.ops = slots.ops
-        self._embed_VD = slots.tensor(
-            "model.embed_tokens.weight", config.vocab_size, config.hidden_size
-        )
+        self._embed = Embedding(slots, "model.embed_tokens", config.vocab_size, config.hidden_size)
         # Rounded to the compute dtype, as in transformers.
         self._embed_scale = torch.tensor(config.embed_scale, dtype=slots.dtype).item()
         self._rope = Rope(config.rope, config.rope_dim, slots.dtype, slots.device)
@@ -91,9 +89,9 @@ class Decoder:
         slots.when_filled(lambda: self._pack_head(head, slots))
 
     def _pack_head(self, head: LinearWeights | None, slots: WeightSlots) -> None:
-        """Pack the head's weight. A tied head then exists twice, because the embedding needs plain
+        """Pack the head's weight. A tied head then exists twice, because the embedding needs its
         rows. For 16 rows the product is 2.5 times as fast in bf16, and 1.4 times in fp32."""
-        [weight] = [self._embed_VD] if head is None else head.take()
+        [weight] = [self._embed.weight] if head is None else head.take()
         self._head = slots.product(HEAD, weight)
         self.bits = slots.bits  # the head's is the last product
 
@@ -105,7 +103,7 @@ class Decoder:
         self, tokens_T: torch.Tensor, positions_T: torch.Tensor, attention: StepAttention
     ) -> torch.Tensor:
         """Compute the hidden states [T, D] before the final norm, and write the tokens' KV."""
-        x_TD = F.embedding(tokens_T, self._embed_VD)
+        x_TD = self._embed(tokens_T)
         if self._embed_scale != 1.0:
             x_TD.mul_(self._embed_scale)
         rope = self._rope.tables(positions_T)

@@ -24,7 +24,7 @@ from baton_engine.memory.fit import free_blocks
 from baton_engine.memory.fit_check import check_fit, pool_text
 from baton_engine.memory.host_memory import check_asked, free_memory
 from baton_engine.memory.requirements import CPU_KV_BYTES, CPU_SHARE, demand_of, layout_of
-from baton_engine.weights.safetensors_files import weight_files
+from baton_engine.weights.checkpoint import weight_files
 from baton_protocol.layout import KVLayout
 
 logger = logging.getLogger(__name__)

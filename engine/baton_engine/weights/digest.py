@@ -1,10 +1,11 @@
 """Content digests of a checkpoint's tensors, which identify the weights in the fingerprint. No
 torch.
 
-In: the folder. Out: one TensorDigest per tensor that determines the model. Equal content has equal
-digests, whatever its folder and sharding. Hashing takes about a second per GiB, so digests are
-cached in a hidden JSON file in the folder, or under $XDG_CACHE_HOME/baton if the folder cannot be
-written. A missing, stale or corrupt cache is computed again.
+In: the folder, or the GGUF file. Out: one TensorDigest per tensor that determines the model. Equal
+content has equal digests, whatever its folder and sharding. Hashing takes about a second per GiB,
+so digests are cached in a hidden JSON file in the folder (beside a GGUF file), or under
+$XDG_CACHE_HOME/baton if the folder cannot be written. A missing, stale or corrupt cache is computed
+again.
 
 A cached digest is valid while the file's size, mtime, ctime and inode are unchanged. ctime and
 inode detect tools that keep the mtime, and replaced files. A file that changed less than two
@@ -31,8 +32,10 @@ import msgspec
 
 from baton_engine.config.model_config import ModelConfig
 from baton_engine.errors import WeightsError
-from baton_engine.weights.safetensors_files import Entry, ignorable, read_entries, weight_files
+from baton_engine.weights.checkpoint import read_entries, weight_files
+from baton_engine.weights.safetensors_files import Entry, ignorable
 from baton_protocol.fingerprint import TensorDigest
+from baton_text.gguf.header import is_gguf
 
 CACHE_NAME = ".baton-digests.json"
 CACHE_VERSION = 2
@@ -164,6 +167,8 @@ def _cache_places(folder: Path) -> tuple[Path, ...]:
     """Paths to try in order: beside the weights, where all users of the folder share the cache,
     then the user's own cache."""
     shared = folder / CACHE_NAME
+    if is_gguf(folder):
+        shared = folder.with_name(f".{folder.name}{CACHE_NAME}")
     try:
         home = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
     except RuntimeError:  # no HOME, and the user is not in /etc/passwd, as in containers

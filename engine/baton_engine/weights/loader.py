@@ -1,11 +1,11 @@
-"""Load a model's weights from safetensors files. Every parameter needs a tensor, and every tensor a
-parameter.
+"""Load a model's weights from safetensors files or a GGUF file. Every parameter needs a tensor, and
+every tensor a parameter.
 
-In: the folder and the parameters that a model declared. Out: loaded parameters, or a WeightsError
-that names the tensors that are missing, left over, or of the wrong shape or dtype. Rotary buffers,
-a tied model's copy of the embedding and zero biases of quantized layers are optional. A tied head
-that differs from the embedding is an error. The numbers themselves are not checked: NaN or infinity
-is loaded as it is.
+In: the folder, or the GGUF file, and the parameters that a model declared. Out: loaded parameters,
+or a WeightsError that names the tensors that are missing, left over, or of the wrong shape or
+dtype. Rotary buffers, a tied model's copy of the embedding and zero biases of quantized layers are
+optional. A tied head that differs from the embedding is an error. The numbers themselves are not
+checked: NaN or infinity is loaded as it is.
 """
 
 from __future__ import annotations
@@ -19,16 +19,17 @@ from safetensors import safe_open
 from baton_engine.config.model_config import ModelConfig
 from baton_engine.errors import WeightsError
 from baton_engine.layers.parameter import Parameter, WeightSlots
+from baton_engine.weights.checkpoint import read_entries, weight_files
+from baton_engine.weights.gguf_loading import load_tensors
 from baton_engine.weights.safetensors_files import (
     INDEX_NAME,
     WEIGHT_DTYPES,
     Entry,
     ignorable,
-    read_entries,
     read_index,
-    weight_files,
     weight_map,
 )
+from baton_text.gguf.header import is_gguf
 
 HEAD_NAME = "lm_head.weight"
 EMBED_NAME = "model.embed_tokens.weight"
@@ -75,8 +76,13 @@ def load_weights(
     }
     _refuse(left_over, f"{folder} holds tensors that {config.architecture} has no use for:", {})
     for path in sorted(set(owner.values())):
-        used = [entry for name, entry in entries.items() if owner[name] == path]
-        for part in _parts([entry for entry in used if entry.name in parameters]):
+        used = [
+            entry for name, entry in entries.items() if owner[name] == path and name in parameters
+        ]
+        if is_gguf(path):
+            load_tensors(path, used, config, parameters, progress)
+            continue
+        for part in _parts(used):
             _load(path, parameters, part, progress)
     if config.tied and HEAD_NAME in owner:
         _check_tie(owner, parameters[EMBED_NAME].dtype)
@@ -84,7 +90,7 @@ def load_weights(
 
 def _check(entry: Entry, parameter: Parameter, path: Path) -> None:
     where = f"{entry.name} in {path.name}"
-    dtypes = STORED_DTYPES.get(parameter.dtype, WEIGHT_DTYPES)
+    dtypes = parameter.stored or STORED_DTYPES.get(parameter.dtype, WEIGHT_DTYPES)
     if entry.dtype not in dtypes:
         raise WeightsError(f"{where} has dtype {entry.dtype}; supported: {', '.join(dtypes)}")
     if not parameter.fits(entry.shape):
@@ -138,7 +144,12 @@ def _check_tie(owner: Mapping[str, Path], dtype: torch.dtype) -> None:
 def _is_zero_bias(path: Path, name: str, config: ModelConfig) -> bool:
     """The first versions of AutoGPTQ give a bias of zeros to each quantized layer."""
     layer = name.removesuffix(BIAS)
-    if layer == name or config.quantization is None or not config.quantization.scheme_of(layer):
+    if (
+        layer == name
+        or is_gguf(path)
+        or config.quantization is None
+        or not config.quantization.scheme_of(layer)
+    ):
         return False
     return not _read(path, name).any()
 

@@ -121,7 +121,7 @@ def _connect_store(
         settings=settings.store_settings,
         write_behind_bandwidth=settings.write_behind_bandwidth,
     )
-    connector = StoreConnector(address, engine.memory)
+    connector = StoreConnector(address, engine.stored)
     connector.start()
     return connector
 

@@ -20,6 +20,7 @@ from baton_protocol.ids import Epoch, NodeId
 from baton_protocol.link import Load
 from baton_protocol.store import NodeReport
 from baton_text.artifacts import CONFIG, digest
+from baton_text.gguf.header import is_gguf
 
 ANYWHERE = ("", "0.0.0.0", "::")
 LOAD_FIELDS = tuple({*Load.__struct_fields__} & {*NodeReport.__struct_fields__})
@@ -30,8 +31,10 @@ def new_epoch() -> Epoch:
 
 
 def model_made(settings: NodeSettings) -> int:
-    """Return when the model's config file was written, in Unix seconds; 0 if there is none."""
-    config = Path(settings.model) / CONFIG
+    """Return when the model's config file, or its GGUF file, was written, in Unix seconds; 0 if
+    there is none."""
+    model = Path(settings.model)
+    config = model if is_gguf(model) else model / CONFIG
     return max(0, int(config.stat().st_mtime)) if settings.model and config.exists() else 0
 
 

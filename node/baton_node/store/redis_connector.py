@@ -1,7 +1,7 @@
 """KVConnector over baton_kvstore, with transfer threads and one control thread.
 
-    chunks      the DataPlane's threads send from KVMemory and receive into it; where it has no
-                views, they copy between it and their staging buffers
+    chunks      the DataPlane's threads send from StoredMemory and receive into it; where it
+                has no views, they copy between it and their staging buffers
     the index   `index_client`: lookups, markers and inboxes, in an asyncio loop of its own thread
     the caller  the step loop, which never blocks here; results wait in a deque and an eventfd wakes
                 the loop
@@ -23,7 +23,7 @@ from collections.abc import Callable, Sequence
 from itertools import groupby
 from typing import NamedTuple
 
-from baton_engine.interface import PADDING, KVMemory
+from baton_engine.interface import PADDING, StoredMemory
 from baton_kvstore.data.data_plane import DataPlane
 from baton_kvstore.data.transfers import GetResult, PutResult
 from baton_kvstore.data.tuning import Tuning
@@ -46,7 +46,7 @@ logger = logging.getLogger(__name__)
 
 class Run(NamedTuple):
     """Consecutive blocks of a chunk, the bytes of a head shard that are theirs, and their group
-    (see KVMemory)."""
+    (see StoredMemory)."""
 
     blocks: Sequence[BlockId]
     bytes: slice
@@ -63,7 +63,7 @@ class StoreConnector:
     def __init__(
         self,
         address: StoreAddress,
-        memory: KVMemory,
+        memory: StoredMemory,
         connect: Callable[[str, str], Index] = Index,
         tuning: Tuning | None = None,
     ) -> None:
@@ -146,7 +146,7 @@ class StoreConnector:
         undefined bytes until the fetch has settled, and after it unless it is ok. If the store does
         not hold the chunk that the marker describes, the marker is dropped.
         """
-        stored = tuple(blocks[: marker.payload_bytes // self._layout.block_bytes])
+        stored = tuple(blocks[: marker.payload_bytes // self._layout.stored_block_bytes])
         runs = [run for run in self._runs_of(stored) if run.blocks[0] != PADDING]
         views = self._memory.views([block for block in stored if block != PADDING])
         direct: list[memoryview | None] | None = None
@@ -196,7 +196,7 @@ class StoreConnector:
                 self._index.mark(Stored(chunk, result.marker, result.bytes, inbox))
 
         layout, direct = self._layout, self._memory.views(source)
-        size = len(source) * layout.block_bytes
+        size = len(source) * layout.stored_block_bytes
         self._plane.submit_put(
             *(chunk.hash, layout.chunk_tokens, chunk.index, fill, copied, done, priority),
             direct=direct,
@@ -217,7 +217,7 @@ class StoreConnector:
         """A chunk's blocks, divided where padding begins or ends, and where the layers of a group
         keep other fields than those of the group before."""
         layout = self._layout
-        size, divisions = layout.block_bytes // layout.kv_shards, layout.divisions
+        size, divisions = layout.stored_block_bytes // layout.kv_shards, layout.divisions
         kinds = [
             (block == PADDING, divisions[place // layout.chunk_blocks])
             for place, block in enumerate(blocks)

@@ -10,10 +10,12 @@ from baton_operator.api.fields import MOST_NODES, PodTemplate
 from baton_operator.api.flags import NodeFlag
 from baton_operator.api.record import Record
 from baton_operator.api.resources import Resources
+from baton_protocol.layout import StoreCodec
 
 EngineKind = Literal["torch", "sim"]
 DType = Literal["auto", "float32", "bfloat16"]
 Quantization = Literal["none", "fp8", "int8", "int4"]
+KVCacheDType = Literal["auto", "int8", "fp8"]
 
 
 class EngineSpec(Record, frozen=True, kw_only=True):
@@ -40,6 +42,16 @@ class EngineSpec(Record, frozen=True, kw_only=True):
         ]
         | None
     ) = None
+    kv_cache_dtype: (
+        Annotated[
+            KVCacheDType,
+            Meta(
+                description="Keep K and V in 8 bits: --kv-cache-dtype int8 or fp8, or auto, in the"
+                " type of computation. Default: auto. Nodes with different values exchange no KV."
+            ),
+        ]
+        | None
+    ) = None
     batch_invariant: (
         Annotated[
             bool,
@@ -47,6 +59,16 @@ class EngineSpec(Record, frozen=True, kw_only=True):
                 description="Compute a token's bits from the tokens before it alone, whatever the"
                 " batch: --batch-invariant on (true) or off (false). Default: auto, on with cpu and"
                 " off with cuda. Nodes with and without it exchange no KV."
+            ),
+        ]
+        | None
+    ) = None
+    store_codec: (
+        Annotated[
+            StoreCodec,
+            Meta(
+                description="K and V in the store: in 8 bits (--store-codec int8), or as computed"
+                " (none). Default: none. Nodes with different values exchange no KV."
             ),
         ]
         | None

@@ -21,6 +21,7 @@ from baton_operator.api.nodes import EngineSpec, RoleSpec
 from baton_operator.api.record import Record
 from baton_operator.api.router import RouterSpec
 from baton_operator.api.store import KVStoreSpec
+from baton_protocol.model_source import name_of_path
 from baton_protocol.policies import Handoff, MissingRole
 from baton_protocol.store import Role
 
@@ -143,7 +144,7 @@ class PoolSpec(Record, frozen=True, kw_only=True):
     def model_name(self) -> str:
         """The model's name in the API."""
         source = self.model.source
-        last = source.name if source else self.model.path.rstrip("/").rsplit("/", 1)[-1]
+        last = source.name if source else name_of_path(self.model.path)
         return self.model.name or last or self.engine.kind
 
     def role(self, role: Role) -> RoleSpec:

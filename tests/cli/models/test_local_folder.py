@@ -15,6 +15,7 @@ import pytest
 
 from baton_cli.errors import CommandError
 from baton_cli.models.local_folder import find_model, read_config
+from tests.support.engines.gguf_bytes import File
 
 pytestmark = pytest.mark.integration
 
@@ -31,6 +32,23 @@ def make_folder(place: Path) -> Path:
         (path / name).write_text("{}")
     (path / "model.safetensors").write_bytes(b"")
     return path
+
+
+def test_a_gguf_file_is_a_model_with_its_own_name(tmp_path: Path) -> None:
+    path = File().write(tmp_path / "Tiny-Q8_0.gguf")
+    found = find_model(str(path))
+    assert (found.path, found.name) == (path, "Tiny-Q8_0")
+    assert read_config(path)["architectures"] == ["LlamaForCausalLM"]
+
+
+def test_wrong_files_are_refused(tmp_path: Path) -> None:
+    other = tmp_path / "model.bin"
+    other.write_bytes(b"")
+    with pytest.raises(CommandError, match=r"is a file; give the folder .* or a file \*\.gguf"):
+        find_model(str(other))
+    damaged = File(version=9).write(tmp_path / "model.gguf")
+    with pytest.raises(CommandError, match=f"--model {damaged} has version 9; supported: 2, 3"):
+        find_model(str(damaged))
 
 
 class Refusing(BaseHTTPRequestHandler):

@@ -8,6 +8,7 @@ import torch
 
 from baton_engine.cpu_kernels.norm import add_norm
 from baton_engine.cpu_kernels.rope_store import can_rotate_store, rotate_store
+from baton_engine.kv.eight_bits import rounded
 
 ROUNDING = {torch.float32: 2e-6, torch.bfloat16: 2e-2}
 EPS = 1e-5
@@ -86,6 +87,16 @@ def test_heads_are_normed_rotated_and_stored(
             assert torch.equal(place, given[token, heads:].view(2, kv_heads, dim))
             place.fill_(torch.nan)
     assert pool.isnan().all()
+
+
+@pytest.mark.parametrize("dtype", ROUNDING)
+def test_heads_are_rounded_when_they_are_stored(dtype: torch.dtype) -> None:
+    given, pool = noise(2, 4, 64).to(dtype), torch.zeros(1, 2, 1, 4, 64, dtype=dtype)
+    rope = noise(2, 1, 32).to(dtype), noise(2, 1, 32, seed=1).to(dtype)
+    kv = pool[:, 0], pool[:, 1]
+    rotate_store(given, 2, None, rope, kv, torch.tensor([3, 1]), rounds=True)
+    for token, slot in enumerate((3, 1)):
+        assert torch.equal(pool[0, :, 0, slot], rounded(given[token, 2:]))
 
 
 def test_heads_are_not_stored_in_a_pool_of_another_dtype() -> None:

@@ -2,17 +2,23 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 import pytest
 import torch
 
 from baton_engine.attention.interface import KVSlots
+from baton_engine.attention.layer_kv import layers_kv
 from baton_engine.config.model_config import RopeConfig
+from baton_engine.kv.eight_bits import encoded, rounded
+from baton_engine.kv.kv_pool import TorchMemory
 from baton_engine.layers.ops import TORCH_OPS
 from baton_engine.layers.rotary import HeadNorm, Rope, RopeTables
 from baton_engine.layers.triton_rope_store import rotate_store
+from baton_protocol.layout import CODES
+from tests.support.engines.attention_specs import specs_of
+from tests.support.engines.demands import kv_layout
 from tests.support.engines.kernels import (
     DEVICE,
     DTYPES,
@@ -181,6 +187,18 @@ def test_a_part_of_each_head_is_rotated(
     check(n, k, dim, torch.float32, norm, partial)
 
 
+@pytest.mark.parametrize(("n", "k", "dim"), SHAPES[:2])
+@pytest.mark.parametrize("partial", [1.0, 0.75])
+def test_heads_are_rounded_when_they_are_stored(n: int, k: int, dim: int, partial: float) -> None:
+    heads, pool = noise(len(POSITIONS), n + 2 * k, dim), pool_of(k, dim, torch.float32)
+    slots = replace(slots_of(pool), rounds=True)
+    rotate_store(heads, n, None, tables(dim, torch.float32, partial), slots)
+    for token, slot in enumerate(SLOTS):
+        if slot >= 0:
+            stored = pool[slot // BLOCK, LAYER, :, :, slot % BLOCK]
+            assert torch.equal(stored, rounded(heads[token, n:]).view(2, k, dim))
+
+
 def test_kv_is_stored_at_pool_offsets_beyond_int32() -> None:
     """The pool has 2^31 numbers before its last block. Only the pages that are written take
     memory."""
@@ -208,3 +226,27 @@ def test_an_infinite_value_is_stored_unchanged() -> None:
     assert torch.equal(pool[block, LAYER, :, 0, offset], heads[0, 1:])
     assert bool(heads[0, 1].isinf().sum() == 1)
     assert not bool(heads.isnan().any())
+
+
+@pytest.mark.parametrize("code", CODES)
+def test_heads_are_stored_as_codes(code: str) -> None:
+    n, k, dim = 4, 2, 24
+    layout = kv_layout(layers=2, heads=k, dim=dim, block=BLOCK).in_dtype(code)
+    memory, tokens = TorchMemory(layout, BLOCKS - 1, DEVICE), len(POSITIONS)
+    memory.pool.fill_(77)
+    before = memory.pool.clone()
+    [_, kv] = layers_kv(memory, specs_of(layout, n))
+    assert kv.exponents is not None
+    slots = KVSlots(kv.k_PKBH, kv.v_PKBV, torch.tensor(SLOTS, device=DEVICE), kv.exponents)
+    heads = noise(tokens, n + 2 * k, dim, dtype=torch.float32)
+    rotate_store(heads, n, None, tables(dim, torch.float32, 1.0), slots)
+    both = (kv.k_PKBH, kv.exponents.k_PKB1), (kv.v_PKBV, kv.exponents.v_PKB1)
+    for first, fields in zip((n, n + k), both, strict=True):
+        found = encoded(heads[:, first : first + k], kv.k_PKBH.dtype)
+        for token, slot in enumerate(SLOTS):
+            if slot >= 0:
+                for field, expected in zip(fields, found, strict=True):
+                    place = field[slot // BLOCK, :, slot % BLOCK].view(torch.int8)
+                    assert torch.equal(place, expected[token].view(torch.int8))
+                    place.fill_(77)
+    assert torch.equal(memory.pool, before)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Sequence
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -14,9 +15,11 @@ from baton_engine.attention.exact.backend import TorchAttention
 from baton_engine.attention.interface import StepAttention, StepBatch
 from baton_engine.attention.triton_backend import TritonAttention
 from baton_engine.interface import Row
+from baton_engine.kv.eight_bits import encoded
 from baton_engine.kv.kv_pool import TorchMemory
 from baton_engine.runner.input_buffers import StepShape, fill, to_device
 from baton_protocol.ids import BlockId
+from baton_protocol.layout import EXPONENTS, LATENT, KVField, KVLayout, in_codes
 from tests.support.engines.attention_specs import batch_of, specs_of
 from tests.support.engines.demands import kv_layout
 from tests.support.engines.kernels import DEVICE, noise
@@ -33,10 +36,23 @@ SPANS = {
 }
 
 
-def make_memory() -> TorchMemory:
+def make_memory(code: str | None = None) -> TorchMemory:
     layout = kv_layout(layers=len(WINDOWS), heads=KV_HEADS, dim=DIM, block=BLOCK)
+    if code is not None:
+        return coded_memory(layout.in_dtype(code))
     memory = TorchMemory(layout, POOL, DEVICE)
     kv_of(memory).copy_(noise(*kv_of(memory).shape))
+    return memory
+
+
+def coded_memory(layout: KVLayout) -> TorchMemory:
+    """A pool of codes of noise."""
+    memory = TorchMemory(layout, POOL, DEVICE)
+    for name, codes in memory.fields.items():
+        if not name.endswith(EXPONENTS):
+            found = encoded(noise(*codes.shape), codes.dtype)
+            codes.copy_(found[0])
+            memory.fields[name + EXPONENTS].copy_(found[1])
     return memory
 
 
@@ -66,6 +82,51 @@ def test_outputs_and_the_pool_equal_those_of_torch(name: str) -> None:
         q, k, v = torch.split(qkv, [HEADS, KV_HEADS, KV_HEADS], dim=1)
         expected = torch_step.attend(layer, q, k, v).cpu().double()
         assert_near(step.attend(layer, q, k, v), expected)
+    assert torch.equal(both[0].pool, both[1].pool)
+
+
+@pytest.mark.parametrize(
+    ("code", "exact"),
+    [
+        ("float8_e4m3fn", False),
+        pytest.param("int8", False, marks=pytest.mark.long),
+        pytest.param("int8", True, marks=pytest.mark.long),
+    ],
+)
+def test_outputs_and_the_pool_of_codes_equal_those_of_torch(code: str, exact: bool) -> None:
+    spans = SPANS["a mix"]
+    both, tokens = (make_memory(code), make_memory(code)), sum(count for _, count in spans)
+    specs = specs_of(both[0].layout, HEADS, WINDOWS)
+    batch = batch_of(rows_of(spans), both[0].layout, DEVICE)
+    torch_step = TorchAttention(both[0], specs, dtype=torch.float32).begin(batch)
+    step = TritonAttention(both[1], specs, exact=exact).begin(batch)
+    for layer in range(len(WINDOWS)):
+        qkv = noise(tokens, HEADS + 2 * KV_HEADS, DIM, seed=layer)
+        qkv *= torch.exp2(noise(tokens, HEADS + 2 * KV_HEADS, 1, seed=9))
+        qkv[:, :, 1] *= 1e-4  # subnormal codes
+        q, k, v = torch.split(qkv, [HEADS, KV_HEADS, KV_HEADS], dim=1)
+        expected = torch_step.attend(layer, q, k, v).cpu().double()
+        assert_near(step.attend(layer, q, k, v), expected)
+    assert torch.equal(both[0].pool, both[1].pool)
+
+
+@pytest.mark.parametrize("code", ["int8", pytest.param("float8_e4m3fn", marks=pytest.mark.long)])
+def test_latent_rows_of_codes_equal_those_of_torch(code: str) -> None:
+    rank, rotated, spans = 16, 8, SPANS["a mix"]
+    layout = KVLayout.of_fields(
+        in_codes([KVField(LATENT, 1, rank + rotated, code)], code),
+        num_layers=1,
+        block_size=BLOCK,
+        chunk_blocks=1,
+    )
+    both, tokens = (coded_memory(layout), coded_memory(layout)), sum(count for _, count in spans)
+    [spec] = specs_of(layout, HEADS)
+    spec = replace(spec, value_dim=rank, latent=True)
+    batch = batch_of(rows_of(spans), layout, DEVICE)
+    q, k = noise(tokens, HEADS, rank + rotated), noise(tokens, 1, rank + rotated, seed=1)
+    torch_step = TorchAttention(both[0], [spec], dtype=torch.float32).begin(batch)
+    expected = torch_step.attend(0, q, k, None).cpu().double()
+    assert_near(TritonAttention(both[1], [spec]).begin(batch).attend(0, q, k, None), expected)
     assert torch.equal(both[0].pool, both[1].pool)
 
 

@@ -94,6 +94,8 @@ def apply_advice(
     if flag == "--dtype":
         layout = msgspec.structs.replace(demand.layout, dtype=value)
         return replace(demand, layout=layout), room
+    if flag == "--kv-cache-dtype":
+        return replace(demand, layout=demand.layout.in_dtype(value)), room
     if flag == "--quantization":
         config = quantized_online(demand.config, cast(Quantization, value))
         return replace(demand, config=config), room

@@ -23,6 +23,7 @@ from baton_engine.models.registry import build_model
 from baton_engine.weights.dummy import fill_slots
 from baton_engine.weights.loader import load_weights
 from tests.support.engines.demands import demand_of
+from tests.support.engines.quantized.gguf_files import make_gguf
 from tests.support.engines.quantized.quantized_models import LAYOUTS, make_quantized
 
 LEAST_OUTPUTS = 16  # of a layer
@@ -104,6 +105,22 @@ def test_the_weights_of_a_quantized_checkpoint_take_the_estimated_bytes(
     schemes = [scheme for _, scheme in config.quantization.schemes if scheme is not None]
     slack = ORDER_BYTES / LEAST_OUTPUTS if any(scheme.ordered for scheme in schemes) else 0.0
     assert allocated[1] <= estimate <= allocated[1] + slack * numbers
+
+
+@pytest.mark.parametrize(
+    ("model", "mix"), [("llama-wide", "Q4_K_M"), ("llama-gqa2-tied", "demo"), ("mixtral", "Q4_0")]
+)
+def test_the_weights_of_a_gguf_file_take_the_estimated_bytes(model: str, mix: str) -> None:
+    path = make_gguf(model, mix).folder
+    config = read_config(path)
+    numbers, size = taken(config, path)
+    if not config.tied:  # else the head's weight is the embedding's
+        assert config.quantization is not None
+        assert config.quantization.embedding is not None
+        ends = (config.vocab_size, config.hidden_size)
+        numbers += ends[0] * ends[1]
+        size += config.quantization.embedding.weight_bytes(*ends)
+    assert quantized_part(config) == (numbers, size)
 
 
 def test_an_8b_model_in_4_bits_takes_a_third_of_bfloat16() -> None:

@@ -29,7 +29,7 @@ BLOCK = 16
 CHUNK = 32
 LENGTHS = (1, BLOCK - 1, BLOCK, BLOCK + 1, CHUNK - 1, CHUNK, CHUNK + 1, 600)
 PROMPTS = [prompt_of(length, seed=seed) for length in LENGTHS for seed in (1, 2)]
-ALONE = PROMPTS[::2]  # one of each length
+ONE_OF_EACH = PROMPTS[::2]  # one of each length
 ALL_MODELS = [*TINY_MODELS, *MORE_MODELS, *EXPERT_MODELS, *BRIDGE_MODELS]
 ALL_KINDS = [*EACH_FAMILY, *BRIDGE_MODELS]
 MAIN = (
@@ -75,7 +75,8 @@ def test_ids_equal_those_of_transformers_cold_warm_alone_and_in_a_batch(
     compare_all(folder, PROMPTS, generate_ids(engine, PROMPTS), tally, "warm batch")
     assert engine.load().cached_prompt_tokens_total > 1000
     engine = small_engine(folder, overlap=overlap)
-    compare_all(folder, ALONE, [generate_ids(engine, [p])[0] for p in ALONE], tally, "alone")
+    alone = [generate_ids(engine, [prompt])[0] for prompt in ONE_OF_EACH]
+    compare_all(folder, ONE_OF_EACH, alone, tally, "alone")
     record_property("exactness", f"{name}, overlap {overlap}: {tally}")
     tally.check()
 
@@ -89,7 +90,7 @@ def test_ids_equal_those_of_transformers_with_7_tokens_per_step(
 ) -> None:
     folder, tally = tiny_model(name), Tally()
     engine = small_engine(folder, max_batched_tokens=7, overlap=overlap)
-    compare_all(folder, PROMPTS, generate_ids(engine, PROMPTS), tally, "7 tokens per step")
+    compare_all(folder, ONE_OF_EACH, generate_ids(engine, ONE_OF_EACH), tally, "7 tokens per step")
     record_property("exactness", f"{name}: {tally}")
     tally.check()
 

@@ -69,7 +69,7 @@ def main(settings_json: str) -> None:
                 fingerprint=engine.info.fingerprint,
                 write_behind_bandwidth=0,
             ),
-            engine.memory,
+            engine.stored,
         )
         connector.start()
         return connector

@@ -51,6 +51,7 @@ def test_the_torch_engine_gets_every_engine_setting_of_the_node() -> None:
     options: dict[str, Any] = {
         "dtype": "bfloat16",
         "quantization": "int8",
+        "kv_cache_dtype": "fp8",
         "device": "cuda:1",
         "gpu_memory_utilization": 0.5,
         "kv_blocks": 5,
@@ -58,6 +59,7 @@ def test_the_torch_engine_gets_every_engine_setting_of_the_node() -> None:
         "block_size": 7,
         "chunk_blocks": 8,
         "kv_shards": 9,
+        "store_codec": "int8",
         "max_batched_tokens": 10,
         "max_num_seqs": 11,
         "max_model_len": 12,

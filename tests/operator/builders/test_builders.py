@@ -42,6 +42,8 @@ OTHER: dict[str, dict[str, Any]] = {
     "dtype": {"engine": {"kind": "sim", "chunkBlocks": 1, "dtype": "float32"}},
     "quantization": {"engine": {"kind": "sim", "chunkBlocks": 1, "quantization": "int8"}},
     "batch invariance": {"engine": {"kind": "sim", "chunkBlocks": 1, "batchInvariant": True}},
+    "KV in 8 bits": {"engine": {"kind": "sim", "chunkBlocks": 1, "kvCacheDtype": "int8"}},
+    "store codec": {"engine": {"kind": "sim", "chunkBlocks": 1, "storeCodec": "int8"}},
     "model length": {"engine": {"kind": "sim", "chunkBlocks": 1, "maxModelLen": 4096}},
     "chunk size": {"engine": {"kind": "sim", "chunkBlocks": 2, "maxModelLen": 2048}},
     "data instances": {"kvStore": {"managed": {"dataInstances": 2}}},

@@ -135,6 +135,8 @@ def test_nodes_get_the_spec_their_pod_s_name_and_address_and_a_valid_store(name:
         assert options.block_size == spec.engine.block_size
         assert options.chunk_blocks == spec.engine.chunk_blocks
         assert options.max_model_len == spec.engine.max_model_len
+        assert options.kv_cache_dtype == (spec.engine.kv_cache_dtype or "auto")
+        assert options.store_codec == (spec.engine.store_codec or "none")
         StoreSettings(
             index_url=options.index_url, data_urls=options.data_urls, pool=options.pool
         ).check()

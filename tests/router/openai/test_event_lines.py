@@ -30,7 +30,8 @@ from tests.support.nodes.fake_node import FakeNode
 
 Json = dict[str, Any]
 # All characters at which `str.splitlines` splits, found by asking it.
-BREAKS = "".join(chr(code) for code in range(0x110000) if len(f"a{chr(code)}b".splitlines()) > 1)
+EVERY = "".join(map(chr, range(0x110000)))
+BREAKS = "".join(line[-1] for line in EVERY.splitlines(keepends=True)[:-1])
 # Their bytes in other characters, and characters that look like them but break no line.
 OTHERS = "\x7f\x84\x86\xa0\u0385\u2003\u2027\u202a\u200b\ufeff\u8028\U00020285\\u2028\\\u00a8\u00a9"
 TEXT = f"a{BREAKS}{OTHERS}z"

@@ -55,6 +55,12 @@ class Shape:
         """Numbers of a token in the cache, per kv head."""
         return self.dim if self.latent else self.dim + self.value
 
+    def kept_bytes(self, constants: Constants) -> int:
+        """Bytes of a token in the cache, per kv head. Codes have an exponent per row."""
+        if constants.get("CODED"):
+            return self.kept + (1 if self.latent else 2)
+        return self.kept * self.item
+
 
 @dataclass(frozen=True, slots=True)
 class Rows:
@@ -78,7 +84,7 @@ def attend(shape: Shape, rows: Rows, constants: Constants) -> Bytes:
     """Each tile of a row's queries loads the keys that it sees and their block numbers, once per
     kv head, and a sink for each of its lanes. Parts of divided keys go to `join`, which loads the
     sinks of their rows."""
-    key = shape.kv_heads * shape.kept * shape.item
+    key = shape.kv_heads * shape.kept_bytes(constants)
     query, result = (shape.heads * size * shape.item for size in (shape.dim, shape.value))
     # Query heads of latent rows may be divided among programs, each of which loads the rows.
     group = constants.get("GROUP", shape.heads // shape.kv_heads)
@@ -148,13 +154,15 @@ def rotate_store(shape: Shape, rows: Rows, constants: Constants) -> Bytes:
     norm = constants["HAS_NORM"] * turned * head
     programs = -(-constants["ALL"] // constants["HEADS"])
     tables = 2 * constants["ROTARY"] * shape.item
-    both = (turned + shape.kv_heads) * head + turned * head + 2 * shape.kv_heads * head
+    stored = shape.kv_heads * shape.kept_bytes(constants)
+    both = (turned + shape.kv_heads) * head + turned * head + stored
     tokens = rows.tokens
     return Bytes(tokens * (both + norm + programs * tables), tokens * (both + tables) + norm)
 
 
 def store_kv(shape: Shape, rows: Rows, constants: Constants) -> Bytes:
-    return _once(rows.tokens * 2 * shape.kv_heads * shape.kept * shape.item)
+    each = shape.kept * shape.item + shape.kept_bytes(constants)
+    return _once(rows.tokens * shape.kv_heads * each)
 
 
 def add_norm(shape: Shape, rows: Rows, constants: Constants) -> Bytes:

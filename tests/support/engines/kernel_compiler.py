@@ -49,7 +49,7 @@ from baton_engine.layers.triton_matmul import FIXED_TILE, FIXED_TILE_HEAD, STORE
 from baton_engine.runner.input_buffers import StepShape, pad, to_device
 from baton_engine.sampling.metadata import draws_of
 from baton_protocol.ids import BlockId
-from baton_protocol.layout import LATENT, KVField, KVLayout
+from baton_protocol.layout import CODES, LATENT, KVField, KVLayout
 from baton_protocol.sampling import SamplingParams
 from tests.support.engines.attention_specs import batch_of
 from tests.support.engines.demands import kv_layout
@@ -120,10 +120,13 @@ class AbsentGpu:
         return 0
 
 
-def attend(dtype: str, dim: int, limits: dict[str, Any], exact: bool) -> None:
+def attend(
+    dtype: str, dim: int, limits: dict[str, Any], exact: bool, code: str | None = None
+) -> None:
     """Rope, the store of K and V, and attention over decode rows, a mixed and a padded step."""
     kind = TORCH_DTYPES[dtype]
-    memory = TorchMemory(kv_layout(heads=KV_HEADS, dim=dim, block=BLOCK, dtype=dtype), 3, CPU)
+    layout = kv_layout(heads=KV_HEADS, dim=dim, block=BLOCK, dtype=dtype)
+    memory = TorchMemory(layout if code is None else layout.in_dtype(code), 3, CPU)
     spec = AttentionSpec(
         num_heads=HEADS, num_kv_heads=KV_HEADS, head_dim=dim, scale=dim**-0.5, **limits
     )
@@ -185,11 +188,10 @@ def small_operations(shape: Shape) -> None:
     OPS.put_sampled(tokens, tokens, torch.zeros(3, dtype=torch.int64))
 
 
-def sample() -> None:
-    for vocab in (1000, 151_936):
-        logits = torch.zeros(1, vocab)
-        for params in (SamplingParams(), SamplingParams(top_k=5, top_p=0.9, min_p=0.1)):
-            OPS.draw(logits, draws_of([Sample(0, 0, params)], CPU))
+def sample(vocab: int) -> None:
+    logits = torch.zeros(1, vocab)
+    for params in (SamplingParams(), SamplingParams(top_k=5, top_p=0.9, min_p=0.1)):
+        OPS.draw(logits, draws_of([Sample(0, 0, params)], CPU))
 
 
 # Outputs and inputs of products. Those with a bias have a last part of the inputs.
@@ -268,9 +270,20 @@ CASES = (
         for exact in (False, True)
     }
     | {
+        f"bfloat16, head_dim 128, KV in {code}{', exact' if exact else ''}": Case(
+            partial(attend, "bfloat16", 128, {}, exact, code)
+        )
+        for code in CODES
+        for exact in (False, True)
+    }
+    | {
+        "bfloat16, head_dim 64, limited, sinks": Case(
+            partial(attend, "bfloat16", 64, LIMITS[", limited"] | SINKS, False), HEADS_OF_64
+        ),
         "norms and activations": Case(partial(small_operations, SHAPE)),
         "norms and activations of Qwen3-8B": Case(partial(small_operations, WIDE), WIDE),
-        "sampling": Case(sample),
+        "sampling": Case(partial(sample, 151_936)),
+        "sampling of 1,000 ids": Case(partial(sample, 1000)),
         "products of Qwen3-0.6B": Case(partial(multiply, "bfloat16", QWEN)),
         "products in bfloat16": Case(partial(multiply, "bfloat16", [*WIDTHS, *BIASED])),
         "products in float32": Case(
@@ -286,8 +299,7 @@ CASES = (
 # Attention takes most of the time, so only one of the exact and one of the other cases.
 QUICK = {
     "bfloat16, head_dim 128, exact": 90,
-    "bfloat16, head_dim 64, limited": 90,
-    "bfloat16, head_dim 64, sinks, exact": 90,
+    "bfloat16, head_dim 64, limited, sinks": 90,
     "latent rows of DeepSeek V3": 90,
     "norms and activations of Qwen3-8B": 80,
     "sampling": 80,

@@ -630,6 +630,10 @@ BRIDGE_MODELS: dict[str, Tiny] = {
 }
 
 
+# Sizes that are multiples of 256, for weights in blocks of 256 inputs.
+WIDE_MODELS: dict[str, Tiny] = {"llama-wide": Tiny("llama", 0.08, _sizes(4, 2, hidden=256))}
+
+
 def prompt_of(length: int, *, seed: int = 0) -> list[int]:
     """`length` random ids without special tokens; equal arguments give equal ids."""
     rng = random.Random(f"{length}/{seed}")
@@ -638,7 +642,7 @@ def prompt_of(length: int, *, seed: int = 0) -> list[int]:
 
 def make_tiny_model(name: str, root: Path = CACHE) -> Path:
     """Return the folder of model `name`, built if it is missing. Safe in parallel processes."""
-    spec = {**TINY_MODELS, **MORE_MODELS, **EXPERT_MODELS, **BRIDGE_MODELS}[name]
+    spec = {**TINY_MODELS, **MORE_MODELS, **EXPERT_MODELS, **BRIDGE_MODELS, **WIDE_MODELS}[name]
     import transformers
 
     key = json.dumps([RECIPE, transformers.__version__, name, asdict(spec)], sort_keys=True)

@@ -11,7 +11,7 @@ from baton_engine.config.engine_config import TorchSettings
 from baton_engine.config.families import read_config
 from baton_engine.core.engine_core import EngineCore
 from baton_engine.interface import Row, Runner, Sample, TokenOut
-from baton_engine.memory.requirements import groups_of
+from baton_engine.memory.requirements import CODES_OF, groups_of
 from baton_protocol.ids import BlockId, RequestId
 from baton_protocol.request import Request
 from baton_protocol.sampling import SamplingParams
@@ -28,7 +28,8 @@ def small_engine(folder: Path, **settings: Any) -> EngineCore:
     if chosen.get("device") == "cuda":
         chosen.setdefault("max_num_seqs", 20)
     if chosen["kv_blocks"] is not None:
-        chosen["kv_blocks"] *= max(1, len(groups_of(read_config(folder), "float32")))
+        kept = CODES_OF.get(chosen.get("kv_cache_dtype", "auto"), "float32")
+        chosen["kv_blocks"] *= max(1, len(groups_of(read_config(folder), kept)))
     return build_torch(TorchSettings(model=folder, **chosen))
 
 

@@ -59,7 +59,7 @@ class NodeEnd:
             fingerprint=engine.info.fingerprint,
         )
         # A server that is slow on a busy machine does not count as lost.
-        self._connector = StoreConnector(address, engine.memory, patient_index, PATIENT)
+        self._connector = StoreConnector(address, engine.stored, patient_index, PATIENT)
 
     def __enter__(self) -> NodeEnd:
         self._connector.start()

@@ -165,7 +165,7 @@ def store_node(
                 fingerprint=engine.info.fingerprint,
                 write_behind_bandwidth=write_behind,
             ),
-            engine.memory,
+            engine.stored,
             patient_index if patient else Index,
             PATIENT if patient else None,
         )

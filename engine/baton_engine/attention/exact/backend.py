@@ -57,10 +57,15 @@ class Layer:
 
 
 class TorchAttention:
-    """`specs` has one entry per layer."""
+    """`specs` has one entry per layer. `dtype` is the compute dtype, by default the pool's."""
 
     def __init__(
-        self, memory: TorchMemory, specs: Sequence[AttentionSpec], sizes: Sizes = SIZES
+        self,
+        memory: TorchMemory,
+        specs: Sequence[AttentionSpec],
+        sizes: Sizes = SIZES,
+        *,
+        dtype: torch.dtype | None = None,
     ) -> None:
         views, places = layers_kv(memory, specs), memory.layout.layer_places
         alike: dict[tuple[int, ...], list[int]] = {}
@@ -68,7 +73,9 @@ class TorchAttention:
             alike.setdefault(_shape(spec), []).append(layer)
         layers = {}
         for members in alike.values():
-            kv = PagedKV({layer: views[layer] for layer in members}, specs[members[0]], sizes)
+            some = {layer: views[layer] for layer in members}
+            rounds = memory.layout.codec != "none"
+            kv = PagedKV(some, specs[members[0]], sizes, dtype=dtype, rounds=rounds)
             products = BatchedProducts.for_heads(
                 *(kv.dtype, kv.device, kv.head_dim),
                 value_dim=kv.value_dim,
@@ -136,7 +143,8 @@ class TorchStep:
     def slots(self, layer: int) -> KVSlots:
         each = self._layers[layer]
         views = each.kv.layers[layer]
-        return KVSlots(views.k_PKBH, views.v_PKBV, self._slots[each.group])
+        slots_T, rounds = self._slots[each.group], each.kv.rounds
+        return KVSlots(views.k_PKBH, views.v_PKBV, slots_T, views.exponents, rounds)
 
     def attend(
         self,

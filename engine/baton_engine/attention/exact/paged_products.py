@@ -26,11 +26,26 @@ from baton_engine.cpu_kernels.paged_attention import (
     UNIT,
     bf16_attention,
     bf16_attention_by_split,
+    bf16_attention_of_codes,
+    bf16_attention_of_codes_by_split,
     fp32_attention,
     fp32_attention_by_split,
+    fp32_attention_of_codes,
+    fp32_attention_of_codes_by_split,
 )
 
 Indexes = npt.NDArray[np.integer]
+# By whether the pool has codes, weights are by split, and products in bfloat16.
+_KERNELS = {
+    (False, False, False): fp32_attention,
+    (False, False, True): bf16_attention,
+    (False, True, False): fp32_attention_by_split,
+    (False, True, True): bf16_attention_by_split,
+    (True, False, False): fp32_attention_of_codes,
+    (True, False, True): bf16_attention_of_codes,
+    (True, True, False): fp32_attention_of_codes_by_split,
+    (True, True, True): bf16_attention_of_codes_by_split,
+}
 
 
 def can_compute(dtype: torch.dtype, head_dim: int, value_dim: int, block_size: int) -> bool:
@@ -99,10 +114,10 @@ class PagedMatrices:
 
     def compute(self, parts: Part, arrays: Arrays, scale: float) -> None:
         """Compute some parts of the attention of these rows."""
-        keys, values = arrays.kv.k_PKBH, arrays.kv.v_PKBV
-        bf16 = keys.dtype == torch.bfloat16
+        keys, values, exponents = arrays.kv.k_PKBH, arrays.kv.v_PKBV, arrays.kv.exponents
+        bf16 = arrays.queries_QH.dtype == torch.bfloat16
         if not self._shaped:
-            self._set_shapes(keys, values, rounded=bf16 and multiplies_bf16())
+            self._set_shapes(arrays.kv, rounded=bf16 and multiplies_bf16())
         self._set(
             next=NONE_TAKEN,
             parts=parts,
@@ -117,14 +132,16 @@ class PagedMatrices:
             states=0 if arrays.states_Q4 is None else arrays.states_Q4.data_ptr(),
             scale=scale,
         )
-        function = bf16_attention if bf16 else fp32_attention
-        if Part.SPLITS in parts:
-            assert arrays.states_Q4 is not None, "weights by split without states"
-            function = bf16_attention_by_split if bf16 else fp32_attention_by_split
-        run_kernel(function, self._task)
+        if exponents is not None:
+            places = exponents.k_PKB1.data_ptr(), exponents.v_PKB1.data_ptr()
+            self._set(key_exponents=places[0], value_exponents=places[1])
+        by_split = Part.SPLITS in parts
+        assert not by_split or arrays.states_Q4 is not None, "weights by split without states"
+        run_kernel(_KERNELS[exponents is not None, by_split, bf16], self._task)
 
-    def _set_shapes(self, keys: torch.Tensor, values: torch.Tensor, *, rounded: bool) -> None:
+    def _set_shapes(self, kv: LayerKV, *, rounded: bool) -> None:
         self._shaped = True
+        keys, values = kv.k_PKBH, kv.v_PKBV
         _, _, block, dim = keys.shape
         self._set(block=block, dim=dim, value_dim=values.shape[3], rounded=rounded)
         if not self._fields["scores_block"]:
@@ -133,6 +150,12 @@ class PagedMatrices:
             steps = [step * pages.element_size() for step in pages.stride()]
             names = (f"{name}_{unit}_bytes" for unit in ("block", "head", "slot"))
             self._set(**dict(zip(names, steps, strict=False)))
+        if kv.exponents is not None:
+            block_bytes, head_bytes, slot_bytes, _ = kv.exponents.k_PKB1.stride()
+            assert kv.exponents.v_PKB1.stride() == kv.exponents.k_PKB1.stride()
+            assert slot_bytes == 1, "exponents are apart"
+            self._set(exponent_block_bytes=block_bytes, exponent_head_bytes=head_bytes)
+            self._set(fp8=keys.dtype == torch.float8_e4m3fn)
 
     def _set(self, **fields: Any) -> None:
         for name, value in fields.items():

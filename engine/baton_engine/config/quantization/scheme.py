@@ -55,12 +55,14 @@ class QuantizationConfig:
     """The scheme of each linear layer of a model; None where its weight is not quantized. A layer's
     name is that of its checkpoint tensors without the last part. It may be among `named`. If it is
     not, and no regular expression of `ignored` matches the whole name, the first of `schemes` that
-    matches applies. `method` is the name for users."""
+    matches applies. Embeddings have a scheme of their own, and so does the head that is tied to
+    them. `method` is the name for users."""
 
     method: str
     schemes: tuple[tuple[str, WeightScheme | None], ...]
     ignored: tuple[str, ...] = ()
     named: tuple[tuple[str, WeightScheme | None], ...] = ()
+    embedding: WeightScheme | None = None
     # Checkpoints may name thousands of layers.
     _by_name: Mapping[str, WeightScheme | None] = field(init=False, repr=False, compare=False)
 

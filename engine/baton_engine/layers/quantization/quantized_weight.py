@@ -179,12 +179,12 @@ def dequantized(weight: QuantizedWeight, dtype: torch.dtype = torch.float32) -> 
     whole_OI = torch.empty(weight.shape, dtype=dtype, device=device).view(-1, weight.inputs)
     step = max(1, NUMBERS_AT_ONCE // weight.inputs)
     for begin in range(0, len(whole_OI), step):
-        whole_OI[begin : begin + step] = _some_rows(weight, slice(begin, begin + step))
+        whole_OI[begin : begin + step] = dequantized_rows(weight, slice(begin, begin + step))
     return whole_OI.view(weight.shape)
 
 
-def _some_rows(weight: QuantizedWeight, rows: slice) -> torch.Tensor:
-    """The numbers [R, I] of these rows of all experts' outputs."""
+def dequantized_rows(weight: QuantizedWeight, rows: slice | torch.Tensor) -> torch.Tensor:
+    """The numbers [R, I], float32, of these rows of all experts' outputs."""
     weight = replace(
         weight,
         codes_OJ=weight.codes_OJ.flatten(0, -2)[rows],
@@ -249,8 +249,11 @@ def _numbers(weight: QuantizedWeight) -> torch.Tensor:
     """The numbers of the codes, float32, in the order of the weight."""
     if BITS[weight.numbers] == 8:
         return weight.codes_OJ.float()
+    codes_OI = unpacked_halves(weight.codes_OJ)[..., : weight.inputs]
+    if weight.numbers == "int4":
+        return codes_OI.float() - 8.0  # CUDA graphs cannot record the copy of a table
     table = torch.tensor(TABLES[weight.numbers], device=weight.codes_OJ.device)
-    return table[unpacked_halves(weight.codes_OJ)[..., : weight.inputs].long()]
+    return table[codes_OI.long()]
 
 
 def _per_input(weight: QuantizedWeight, values_OG: torch.Tensor) -> torch.Tensor:

@@ -8,6 +8,7 @@ from collections.abc import Callable, Mapping
 from importlib import import_module
 from typing import TYPE_CHECKING
 
+from baton_engine.config.quantization.gguf import SCHEMES as GGUF_SCHEMES
 from baton_engine.config.quantization.scheme import WeightScheme
 from baton_engine.layers.quantization.quantized_weight import QuantizedWeight
 
@@ -35,6 +36,10 @@ LAYOUTS: Mapping[str, str] = {
         "baton_engine.layers.quantization.compressed_tensors:IntQuantized"
     ),
     "online": "baton_engine.layers.quantization.online:Online",
+    **{
+        scheme.layout: "baton_engine.layers.quantization.gguf:Gguf"
+        for scheme in GGUF_SCHEMES.values()
+    },
 }
 
 
