@@ -10,13 +10,19 @@ import pytest
 
 from tests.faults.conftest import TORCH_MODEL
 from tests.support.engines.quantized.quantized_models import EACH_KIND
-from tests.support.engines.tiny_models import EXPERT_MODELS, FIRST_SPECIAL
+from tests.support.engines.tiny_models import BRIDGE_MODELS, EXPERT_MODELS, FIRST_SPECIAL
 from tests.support.faults.cases import Sizes
-from tests.support.faults.rows import Row
+from tests.support.faults.rows import KINDS as ALL_REQUESTS
+from tests.support.faults.rows import Kind, Row
 from tests.support.faults.runs import run_row
 from tests.support.kv_faults.kinds import KINDS
 from tests.support.pools.processes import Cluster
 
+# For a bridged model: the last digits of its log-probabilities may differ, and the tiny one repeats
+# one token, in which no stop string can be found.
+ONLY_IDS: tuple[Kind, ...] = tuple(
+    kind for kind in ALL_REQUESTS if kind not in ("logprobs", "echo", "scores", "stop")
+)
 SIZES = Sizes(target=512, answer=48, first_id=0, end_id=FIRST_SPECIAL)
 KILLED_DECODE = Row("decode", "mid-stream", "kill", "greedy")
 SHORT: tuple[Row, ...] = (Row("prefill", "half published", "kill", "two"), KILLED_DECODE)
@@ -101,9 +107,10 @@ def test_a_killed_decode_node_changes_no_answer_of_a_model_with_experts(
 )
 @pytest.mark.parametrize("row", KV_ROWS, ids=str)
 def test_a_fault_changes_no_answer_with_each_kind_of_kv(
-    row: Row, torch_pool: Cluster, torch_undisturbed: Cluster
+    row: Row, torch_model: str, torch_pool: Cluster, torch_undisturbed: Cluster
 ) -> None:
-    run_row(torch_pool, row, torch_undisturbed, sizes=SIZES)
+    kinds = ONLY_IDS if torch_model in BRIDGE_MODELS else ALL_REQUESTS
+    run_row(torch_pool, row, torch_undisturbed, sizes=SIZES, kinds=kinds)
 
 
 @pytest.mark.long

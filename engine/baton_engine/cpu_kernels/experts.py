@@ -63,6 +63,7 @@ from baton_engine.cpu_kernels.vectors import (
     take_next,
     zeros,
 )
+from baton_engine.memory.huge_pages import ask_for_huge_pages
 
 WORD = 4
 # Rows that are multiplied together, and their bytes of sums.
@@ -212,6 +213,7 @@ def _packed(weight_EOI: torch.Tensor, parts: int) -> torch.Tensor:
     shape = ((outputs + missing) * parts // COLUMNS, words, COLUMNS)
     if missing or missing_inputs or not weight_EOI.is_contiguous():
         packed = torch.empty(experts, *shape, dtype=torch.int32)
+        ask_for_huge_pages(packed.data_ptr(), packed.nbytes)
     else:
         packed = weight_EOI.view(torch.int32).view(experts, *shape)
     for weight_OI, target_BIW in zip(weight_EOI, packed, strict=True):

@@ -19,6 +19,7 @@ from baton_engine.config.quantization.scheme import QuantizationConfig, WeightSc
 from baton_engine.layers.linear_method import LinearMethod, MethodOf, packed_methods
 from baton_engine.layers.ops import TORCH_OPS, Ops
 from baton_engine.layers.quantization.quantized_weight import QuantizedWeight, Weight, dequantized
+from baton_engine.memory.huge_pages import ask_for_huge_pages
 
 
 @dataclass(frozen=True, slots=True)
@@ -118,7 +119,7 @@ class WeightSlots:
     ) -> torch.Tensor:
         """A tensor of the given shape that one checkpoint entry fills, or the number `default` if
         there is no such entry."""
-        whole = torch.empty(*shape, dtype=dtype or self.dtype, device=self.device)
+        whole = self._allocated(*shape, dtype=dtype)
         if default is not None:
             whole.fill_(default)
         self.declare(name, Parameter(whole, offset, optional=default is not None, usual=usual))
@@ -139,7 +140,7 @@ class WeightSlots:
         dtype: torch.dtype | None = None,
     ) -> torch.Tensor:
         """A tensor [sum(rows), *tail] whose consecutive row ranges are filled by `names`."""
-        whole = torch.empty(sum(rows), *tail, dtype=dtype or self.dtype, device=self.device)
+        whole = self._allocated(sum(rows), *tail, dtype=dtype)
         begin = 0
         for name, count in zip(names, rows, strict=True):
             self.declare(name, Parameter(whole[begin : begin + count]))
@@ -167,7 +168,13 @@ class WeightSlots:
 
     def empty(self, *shape: int) -> torch.Tensor:
         """A tensor whose views fill() declares."""
-        return torch.empty(*shape, dtype=self.dtype, device=self.device)
+        return self._allocated(*shape)
+
+    def _allocated(self, *shape: int, dtype: torch.dtype | None = None) -> torch.Tensor:
+        tensor = torch.empty(*shape, dtype=dtype or self.dtype, device=self.device)
+        if self.device.type == "cpu":
+            ask_for_huge_pages(tensor.data_ptr(), tensor.nbytes)
+        return tensor
 
     def fill(
         self,
