@@ -29,7 +29,6 @@ import torch
 import torch.nn.functional as F
 
 from baton_engine.config.quantization.scheme import BITS, Numbers
-from baton_engine.cpu_kernels import large_pages
 from baton_engine.cpu_kernels.llvm_values import LANES
 from baton_engine.cpu_kernels.openmp import (
     COUNTER,
@@ -66,6 +65,7 @@ from baton_engine.cpu_kernels.vectors import (
     take_next,
     zeros,
 )
+from baton_engine.memory.huge_pages import move_to_huge_pages
 
 # Rows that are multiplied together, and their bytes of sums.
 ROWS, ROW_SUMS = 6, 4 * COLUMNS
@@ -189,7 +189,7 @@ def pack_weight(
         group = CHAIN
     blocks, pairs = -(-outputs // COLUMNS), -(-inputs // 2)
     bits = BITS[numbers]
-    codes_EBHY = large_pages.empty(*(experts, blocks, pairs, PAIR_BYTES * bits), dtype=torch.uint8)
+    codes_EBHY = torch.empty(experts, blocks, pairs, PAIR_BYTES * bits, dtype=torch.uint8)
     for expert in range(experts):
         for first in range(0, blocks, PACKED_BLOCKS):
             rows = slice(first * COLUMNS, min((first + PACKED_BLOCKS) * COLUMNS, outputs))
@@ -198,6 +198,7 @@ def pack_weight(
             codes_BWHN = codes_OI.view(-1, COLUMNS, pairs, 2)
             packed = _packed_halves(codes_BWHN) if bits == 4 else _packed_bytes(codes_BWHN)
             codes_EBHY[expert, first : first + PACKED_BLOCKS] = packed
+    move_to_huge_pages(codes_EBHY.data_ptr(), codes_EBHY.nbytes)
     return PackedWeight(
         numbers=numbers,
         codes_EBHY=codes_EBHY,
@@ -270,7 +271,7 @@ def _packed_words(
 ) -> torch.Tensor:
     """[E, B, H, Y] of rows of words of 32 bits."""
     blocks = -(-outputs // COLUMNS)
-    codes_EBHY = large_pages.empty(experts, blocks, pairs, PAIR_BYTES * 16, dtype=torch.uint8)
+    codes_EBHY = torch.empty(experts, blocks, pairs, PAIR_BYTES * 16, dtype=torch.uint8)
     words_EBHW = codes_EBHY.view(torch.int32)
     for expert in range(experts):
         for first in range(0, blocks, PACKED_BLOCKS):
@@ -279,6 +280,7 @@ def _packed_words(
             words_OH = F.pad(words_OH, (0, 0, 0, -len(words_OH) % COLUMNS))
             words_BWH = words_OH.view(-1, COLUMNS, pairs)
             words_EBHW[expert, first : first + PACKED_BLOCKS] = words_BWH.transpose(1, 2)
+    move_to_huge_pages(codes_EBHY.data_ptr(), codes_EBHY.nbytes)
     return codes_EBHY
 
 
@@ -301,7 +303,9 @@ def _in_blocks(values_EOG: torch.Tensor) -> torch.Tensor:
     experts, outputs, groups = values_EOG.shape
     values = F.pad(values_EOG.float(), (0, 0, 0, -outputs % COLUMNS))
     values = values.view(experts, -1, COLUMNS, groups).transpose(2, 3)
-    return large_pages.empty(*values.shape, dtype=torch.float32).copy_(values)
+    values = values.contiguous()
+    move_to_huge_pages(values.data_ptr(), values.nbytes)
+    return values
 
 
 def signed_halves(codes: torch.Tensor) -> torch.Tensor:
