@@ -28,7 +28,8 @@ def move_to_huge_pages(address: int, size: int) -> bool:
     same pages. Nothing changes for who uses the memory. Returns False if the kernel moved not all:
     it is older than Linux 6.1, or has no free huge pages."""
     begin, end = address // PAGE_BYTES, -(-(address + size) // PAGE_BYTES)
-    return all([_advise(page, page + 1, MADV_COLLAPSE) for page in range(begin, end)])
+    moved = [_advise(page, page + 1, MADV_COLLAPSE) for page in range(begin, end)]
+    return all(moved)
 
 
 def _advise(begin: int, end: int, advice: int) -> bool:

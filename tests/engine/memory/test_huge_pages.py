@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from baton_engine.layers.parameter import WeightSlots
-from baton_engine.memory.huge_pages import PAGE_BYTES, ask_for_huge_pages
+from baton_engine.memory.huge_pages import PAGE_BYTES, ask_for_huge_pages, move_to_huge_pages
 
 pytestmark = pytest.mark.skipif(
     not Path("/sys/kernel/mm/transparent_hugepage").exists() or sys.platform != "linux",
@@ -52,3 +52,24 @@ def test_a_layers_weights_ask_for_huge_pages() -> None:
         slots.empty(ROWS),
     ):
         assert asked_for(whole_page(weight))
+
+
+def test_written_memory_is_moved_with_its_bytes() -> None:
+    tensor = torch.randint(0, 255, (4 * PAGE_BYTES,), dtype=torch.uint8)
+    before = tensor.clone()
+    moved = move_to_huge_pages(whole_page(tensor) + 1, 2 * PAGE_BYTES)
+    assert torch.equal(tensor, before)
+    assert moved == (huge_bytes(tensor.data_ptr()) >= 3 * PAGE_BYTES)
+
+
+def huge_bytes(address: int) -> int:
+    """Bytes in huge pages of the mapping that has an address."""
+    found = False
+    for line in Path("/proc/self/smaps").read_text().splitlines():
+        words = line.split()
+        if "-" in words[0] and not words[0].endswith(":"):
+            begin, end = (int(each, 16) for each in words[0].split("-"))
+            found = begin <= address < end
+        elif found and words[0] == "AnonHugePages:":
+            return int(words[1]) * 1024
+    raise AssertionError(f"no mapping has the address {address:x}")
