@@ -43,6 +43,7 @@ from baton_engine.runner.plan import EnginePlan, make_plan
 from baton_engine.runner.profile_run import PROFILE_BLOCKS, profile
 from baton_engine.runner.state_check import blocks_needed, check_state
 from baton_engine.runner.warm_up import counting, describe, warm_all
+from baton_engine.speculation.build import make_drafter
 from baton_engine.weights.checkpoint import weight_files
 from baton_engine.weights.digest import check_unchanged, file_states, tensor_digests
 from baton_engine.weights.dummy import dummy_digests, fill_slots
@@ -101,6 +102,7 @@ def build_torch(
         *(info, runner, _host_memory(memory, plan)),
         stored=memory if plan.layout.codec == "none" else EncodedMemory(memory),
         overlap=plan.overlap,
+        drafter=make_drafter(settings.speculative_config, info.vocab_size),
     )
     _log_ready(info, plan, runner.buckets, time.monotonic() - started)
     return engine

@@ -106,6 +106,9 @@ class Matcher(Protocol):
         """Why the matcher cannot continue although the text is not complete; "" if there is no
         error. Some dead ends show only in a mask that permits nothing but EOS."""
 
+    def forced(self) -> Sequence[int]:
+        """The next tokens as far as the grammar allows one text only; often none."""
+
     def mask(self) -> bytes:
         """One bit per id, least significant first: 1 if the id may follow."""
 
@@ -354,6 +357,8 @@ class StepResult:
     num_tokens: int = 0  # computed tokens, including those that were dropped; 0: nothing was read
     num_prompt_tokens: int = 0  # computed tokens that belong to prompts
     num_seqs: int = 0  # sequences in the step
+    drafted: int = 0  # drafts that were computed
+    accepted: int = 0  # drafts that were the next tokens
 
     def drop_request(self, request: RequestId) -> None:
         """Leave out how an earlier attempt of this request ended."""

@@ -286,13 +286,18 @@ class _Choice:
     logprobs: list[PositionLogprobs] = field(default_factory=list)
     finish: FinishReason = "length"
     stop_reason: str | int | None = None
+    ended: bool = False
 
     def take(self, token: TokenOut, params: SamplingParams) -> bool:
-        """Add a token. Returns True if a stop string ended the choice before the engine did."""
+        """Add a token, unless one of the same step has ended the choice. Returns True if a stop
+        string ended the choice before the engine did."""
+        if self.ended:
+            return False
         self.ids.append(token.id)
         if token.logprobs is not None:
             self.logprobs.append(token.logprobs)
         if token.finish is not None:
+            self.ended = True
             self.finish = token.finish
             self.stop_reason = token.stop_id if token.stop_id in params.stop_token_ids else None
         if self.detokenizer is None:
@@ -303,7 +308,7 @@ class _Choice:
             self.text.append(self.detokenizer.finish())
         if self.detokenizer.stopped is None or token.finish == "length":
             return False  # the length limit takes precedence, as in vLLM
-        self.finish, self.stop_reason = "stop", self.detokenizer.stopped
+        self.ended, self.finish, self.stop_reason = True, "stop", self.detokenizer.stopped
         return token.finish is None
 
 

@@ -252,6 +252,13 @@ class NodeLoad(msgspec.Struct, frozen=True, omit_defaults=True):
     generated_tokens_total: Annotated[
         Count, MetricSpec("baton_generated_tokens_total", "Tokens sampled.")
     ] = 0
+    drafted_tokens_total: Annotated[
+        Count,
+        MetricSpec("baton_drafted_tokens_total", "Drafts of next tokens that steps computed."),
+    ] = 0
+    accepted_drafts_total: Annotated[
+        Count, MetricSpec("baton_accepted_drafts_total", "Drafts that were the next tokens.")
+    ] = 0
     grammar_dead_ends_total: Annotated[
         Count,
         MetricSpec(

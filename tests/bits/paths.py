@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 
 from baton_engine import LLM
+from baton_engine.core.engine_core import EngineCore
 from baton_protocol.request import Request
 from baton_protocol.sampling import SamplingParams
 from tests.bits.cells import (
@@ -24,6 +25,7 @@ from tests.bits.cells import (
     run,
     token_of,
 )
+from tests.support.engines.proposers import Guesses, drafter
 from tests.support.engines.tiny_models import prompt_of
 
 BLOCK = 16
@@ -80,6 +82,20 @@ def several_choices(bench: Bench) -> None:
 def on_two_threads(bench: Bench) -> None:
     bench.check_all("two threads", run(bench.engine(threads=2), [*others(6), *subjects()]))
     bench.engine(threads=1)  # the number is the process'
+
+
+def with_drafts(bench: Bench) -> None:
+    """Tokens are computed beside drafts of the next ones, of which none to all are right."""
+    answers = {key: ids_in(answer) for key, answer in bench.alone.items()}
+    for right in bench.some((10, 7, 3, 0)):
+        plain = bench.engine(max_batched_tokens=96)
+        made = drafter(Guesses(answers, right), most=5, vocab_size=plain.info.vocab_size)
+        engine = EngineCore(plain.info, plain.runner, drafter=made)
+        found = run(engine, [*others(6), *subjects()])
+        bench.check_all(f"{right} of 10 drafts right", found)
+        load = engine.load()
+        assert load.drafted_tokens_total > 0
+        assert load.accepted_drafts_total > 0 or right == 0
 
 
 # --- KV that is there already ---------------------------------------------------------------------
@@ -213,7 +229,7 @@ def as_a_prompt(bench: Bench) -> None:
 PATHS: Mapping[str, Callable[[Bench], None]] = {
     path.__name__.replace("_", " "): path
     for path in (
-        *(in_crowds, in_pieces, with_overlap, several_choices, on_two_threads),
+        *(in_crowds, in_pieces, with_overlap, several_choices, on_two_threads, with_drafts),
         *(from_the_cache, shared_with_running, from_the_host_tier),
         *(preempted, in_a_small_pool, taken_over, offline, as_a_prompt),
     )

@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Annotated, Any, ClassVar, Literal, Self
 
 from baton_engine.config.quantization.online import Quantization
+from baton_engine.config.speculative import SpeculativeConfig
 from baton_engine.errors import SettingsError
 from baton_protocol.errors import exact
 from baton_protocol.layout import StoreCodec
@@ -133,6 +134,14 @@ class EngineConfig:
     overlap: Overlap = option(
         "auto", "launch a step before the previous one is read; auto: on with cuda, else off"
     )
+    speculative_config: str | None = option(
+        None,
+        "compute drafts of the next tokens in the same step, and keep those that are right; answers"
+        " stay the same. JSON with vLLM's keys: method (ngram, suffix, grammar),"
+        " num_speculative_tokens, prompt_lookup_min, prompt_lookup_max, suffix_decoding_*"
+        " (default: no drafts)",
+        metavar="JSON",
+    )
     batch_invariant: BatchInvariant = option(
         "auto",
         "compute a token's bits from the tokens before it alone, whatever the batch; auto: on with"
@@ -158,6 +167,8 @@ class EngineConfig:
         """Raise SettingsError, which names the option and the value."""
         check_choices(self)
         check_bounds(self, EngineConfig)
+        if self.speculative_config is not None:
+            SpeculativeConfig.parse(self.speculative_config)
         if not is_device(self.device):
             raise _unknown("device", self.device, DEVICE_CHOICES)
         if self.kv_memory is not None and self.kv_blocks is not None:

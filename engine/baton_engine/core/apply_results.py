@@ -60,6 +60,9 @@ class ResultReader:
             sequence = piece.sequence
             if sequence.last_step == number:
                 sequence.awaited_sample = -1
+            if piece.drafts:
+                self._take_drafted(piece, row, result, step_result)
+                continue
             if not sequence.takes_short_path:
                 self._take_row(piece, row, result, step_result)
                 continue
@@ -106,6 +109,39 @@ class ResultReader:
             sequence.note_token_read()
         if state.prompt_done:
             self._requests.start_others(state)
+        self._requests.forget_if_ended(state, step_result)
+
+    def _take_drafted(
+        self, piece: Piece, row: Row, result: RowResult, step_result: StepResult
+    ) -> None:
+        """Apply a row with drafts as the steps of one token that it stands for, up to the first
+        sample that differs from the draft after it. The KV of the other drafts is not used: the
+        next row of the sequence begins where this one ended, and writes over it."""
+        sequence, state = piece.sequence, piece.sequence.state
+        drafts, accepted = piece.drafts, 0
+        step_result.num_tokens += len(drafts)
+        for draft, token in zip((*drafts, None), result.samples, strict=True):
+            if not sequence.running:
+                break  # the sequence ended, maybe while the step was in flight
+            sequence.note_computed(1)
+            sequence.launched = sequence.computed
+            self._fill(sequence, sequence.computed - 1, sequence.computed, step_result)
+            if sequence is state.leader:
+                self._report_progress(sequence, step_result)
+            if self._windowed:
+                self._requests.release_window_blocks(sequence)
+            self._append(state, sequence.choice, token, step_result)
+            if token.id != draft:
+                break
+            accepted += 1
+        step_result.drafted += len(drafts)
+        step_result.accepted += accepted
+        if sequence.acceptance is not None:
+            sequence.acceptance.note(len(drafts), accepted)
+        if self._requests.states.get(state.request.id) is not state:
+            return  # the request failed
+        if sequence.running:
+            sequence.note_token_read()
         self._requests.forget_if_ended(state, step_result)
 
     def _fill(self, sequence: Sequence, begin: int, end: int, step_result: StepResult) -> None:

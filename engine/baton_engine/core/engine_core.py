@@ -26,7 +26,7 @@ from collections import Counter
 from collections.abc import Sequence
 
 from baton_engine.core.apply_results import ResultReader
-from baton_engine.core.in_flight import InFlightSteps
+from baton_engine.core.in_flight import InFlightStep, InFlightSteps
 from baton_engine.core.kv_chunks import full_chunks
 from baton_engine.core.request_limits import RequestLimits
 from baton_engine.core.requests import RunningRequests
@@ -48,6 +48,7 @@ from baton_engine.interface import (
 from baton_engine.kv.block_pool import BlockPool
 from baton_engine.kv.host_blocks import HostMemory
 from baton_engine.kv.host_tier import HostTier
+from baton_engine.scheduling.drafting import Drafting
 from baton_engine.scheduling.ranges import Run
 from baton_engine.scheduling.scheduler import Scheduler
 from baton_engine.scheduling.sequence import BlockNaming, RequestState, Submission, given_ids
@@ -83,6 +84,7 @@ class EngineCore:
         *,
         stored: StoredMemory | None = None,
         overlap: bool = False,
+        drafter: Drafting | None = None,
     ) -> None:
         if runner.memory.layout != info.layout:
             raise ValueError(f"the runner's pool is {runner.memory.layout}, not {info.layout}")
@@ -92,12 +94,14 @@ class EngineCore:
         self.stored: StoredMemory = runner.memory if stored is None else stored
         self.overlap = overlap
         self._runner = runner
+        self._drafter = drafter
         self._pool = BlockPool(info.num_blocks, HostTier(host), info.layout)
         self._scheduler = Scheduler(
             self._pool,
             info.layout,
             max_batched_tokens=info.max_batched_tokens,
             max_num_seqs=info.max_num_seqs,
+            drafter=drafter,
         )
         self._limits = RequestLimits(info)
         self._in_flight = InFlightSteps(info, runner, self._pool, self._scheduler)
@@ -204,6 +208,7 @@ class EngineCore:
                 track=track,
                 report_filled=report_filled,
                 matcher=matcher,
+                speculates=self._drafter is not None,
             ),
             eos_ids=self.info.eos_ids,
             max_tokens=self._limits.max_tokens,
@@ -289,6 +294,8 @@ class EngineCore:
         would fail: then the device, not the request, is the cause."""
         self._requests.release_lingering()
         self._starved = False
+        drafter = None if self._in_flight else self._drafter
+        started = drafter.clock() if drafter is not None else 0.0
         if not self._in_flight:
             self._launch()
             self._starved = self._scheduler.starved
@@ -299,6 +306,8 @@ class EngineCore:
         read = self._in_flight.read() if self._in_flight else None
         result, self._result = self._result, StepResult()
         if read is not None:
+            if drafter is not None and not self._in_flight:
+                self._note_time(drafter, read[0], drafter.clock() - started)
             self._reader.take(*read, result)
         self._totals.count_step(result)
         return result
@@ -323,6 +332,12 @@ class EngineCore:
             self._fail_alone(alone.state)
         if self._in_flight:
             self._refusals = 0
+
+    @staticmethod
+    def _note_time(drafter: Drafting, step: InFlightStep, seconds: float) -> None:
+        """Tell the drafter how long a step took, if none of its sequences computed its prompt."""
+        if all(piece.count == 1 + len(piece.drafts) for piece in step.pieces):
+            drafter.note_step(sum(piece.count for piece in step.pieces), seconds)
 
     def _fail_alone(self, state: RequestState) -> None:
         """End a request that does not fit the device's memory even alone. Raises OutOfMemory if no

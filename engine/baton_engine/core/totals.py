@@ -22,11 +22,15 @@ class Totals:
     host_prompt_tokens: int = 0
     fetched_prompt_tokens: int = 0
     generated_tokens: int = 0
+    drafted_tokens: int = 0
+    accepted_drafts: int = 0
     grammar_dead_ends: int = 0
 
     def count_step(self, result: StepResult) -> None:
         self.engine_steps += result.num_tokens > 0
         self.generated_tokens += len(result.tokens)
+        self.drafted_tokens += result.drafted
+        self.accepted_drafts += result.accepted
         self.grammar_dead_ends += sum(
             isinstance(failure.error, GrammarDeadEnd) for failure in result.failed
         )

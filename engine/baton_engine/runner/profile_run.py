@@ -58,6 +58,9 @@ class AnyToken:
     def accept(self, ids: Sequence[int]) -> bool:
         return True
 
+    def forced(self) -> Sequence[int]:
+        return ()
+
     def mask(self) -> bytes:
         return self._mask
 

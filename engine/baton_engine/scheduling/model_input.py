@@ -2,16 +2,18 @@
 
 In: scheduled pieces of sequences. Out: one Row per piece with its tokens and blocks. If the piece
 reaches the sequence's last known token, the row also has one sample for each choice that continues
-there. Each sequence records how far the step computes and which sample is its next token.
+there, and one after each of the piece's drafts. Each sequence records how far the step computes and
+which sample is its next token.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence as Seq
 
-from baton_engine.interface import EngineInfo, PromptAsk, Row, Sample
+from baton_engine.interface import EngineInfo, PenaltyCounts, PromptAsk, Row, Sample
 from baton_engine.scheduling.scheduler import Piece
 from baton_engine.scheduling.sequence import Sequence
+from baton_protocol.sampling import MAX_BAD_WORD_IDS
 
 UNREAD = (0,)  # placeholder for a token that a step in flight samples
 
@@ -23,7 +25,7 @@ def make_rows(pieces: Seq[Piece], info: EngineInfo, step: int) -> list[Row]:
     for piece in pieces:
         sequence = piece.sequence
         sequence.last_step = step
-        if sequence.takes_short_path:
+        if sequence.takes_short_path and not piece.drafts:
             rows.append(_decode(sequence))
             sequence.launched += 1
             sequence.awaited_sample = sampled
@@ -32,6 +34,8 @@ def make_rows(pieces: Seq[Piece], info: EngineInfo, step: int) -> list[Row]:
         row = _row(piece, info)
         rows.append(row)
         sequence.note_launch(piece.count, sampled if row.samples else -1)
+        if piece.drafts:
+            sequence.launch_limit = 0  # which tokens follow is known when this step is read
         sampled += len(row.samples)
     return rows
 
@@ -48,6 +52,10 @@ def _decode(sequence: Sequence) -> Row:
 
 def _row(piece: Piece, info: EngineInfo) -> Row:
     sequence, start = piece.sequence, piece.sequence.launched
+    if piece.drafts:
+        tokens = (*sequence.tokens[start:], *piece.drafts)
+        first, others = _samples(sequence, start + 1, info), _samples_after(sequence, piece, info)
+        return Row(tokens, start, sequence.blocks, (*first, *others), blocks_id=sequence.blocks_id)
     awaits = sequence.awaited_sample >= 0
     end, known = start + piece.count, len(sequence.tokens) + awaits
     return Row(
@@ -84,6 +92,33 @@ def _samples(sequence: Sequence, known: int, info: EngineInfo) -> tuple[Sample, 
         )
         for choice in state.choices_with(sequence)
     )
+
+
+def _samples_after(sequence: Sequence, piece: Piece, info: EngineInfo) -> list[Sample]:
+    """The sample after each draft of the piece, as if the drafts up to it were known tokens."""
+    state, choice, known = sequence.state, sequence.choice, sequence.known
+    last = sequence.tokens[-MAX_BAD_WORD_IDS:]  # bans depend on no earlier token
+    counts, matcher = sequence.penalty_counts, sequence.matcher
+    samples = []
+    for number, id in enumerate(piece.drafts, start=1):
+        last.append(id)
+        if counts is not None:
+            outputs = {**counts.outputs, id: counts.outputs.get(id, 0) + 1}
+            counts = PenaltyCounts(counts.prompt, outputs)
+        if matcher is not None:
+            matcher = matcher.copy()
+            matcher.accept((id,))
+        banned = state.bans.ids(
+            info.eos_ids,
+            last,
+            num_outputs=sequence.num_outputs + number,
+            vocab_size=info.vocab_size,
+            matcher=matcher,
+        )
+        samples.append(
+            Sample(choice, known + number, state.params, banned, counts, state.listed, matcher)
+        )
+    return samples
 
 
 def _prompt_ask(sequence: Sequence, start: int, end: int) -> PromptAsk | None:

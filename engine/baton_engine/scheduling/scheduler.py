@@ -3,10 +3,12 @@
 In: sequences. Out: for each step a list of Piece(sequence, count) under one token budget. There are
 no phases. Tokens computed catch up with tokens known, and runs that landed are skipped:
 
-1. Running sequences with one token missing (decode), oldest first. If such a sequence needs a block
-   per group of layers and too few are free, the scheduler preempts the youngest sequence: first
-   among waiting sequences that hold blocks, then among running ones, this one included. A preempted
-   sequence is queued again, and its blocks stay findable in the prefix cache until they are reused.
+1. Running sequences with one token missing (decode), oldest first. After its last known token, a
+   sequence may compute drafts of the next ones (see `drafting`), as far as budget and
+   free blocks allow: drafts never preempt. If such a sequence needs a block per group of layers and
+   too few are free, the scheduler preempts the youngest sequence: first among waiting sequences
+   that hold blocks, then among running ones, this one included. A preempted sequence is queued
+   again, and its blocks stay findable in the prefix cache until they are reused.
 2. Running sequences with more tokens missing (chunked prefill), oldest first, while budget remains.
    They need no new blocks, because a sequence is admitted with blocks for all its known tokens. A
    prompt whose chunks are published gets at most PUBLISHED_PIECE tokens.
@@ -35,7 +37,9 @@ from itertools import count
 
 import msgspec
 
+from baton_engine.config.step_sizes import PROMPT_ROWS
 from baton_engine.kv.block_pool import BlockPool
+from baton_engine.scheduling.drafting import Drafting
 from baton_engine.scheduling.sequence import Sequence, blocks_for
 from baton_engine.scheduling.step_limits import StepLimits
 from baton_protocol.ids import BlockHash, BlockId
@@ -50,11 +54,12 @@ PUBLISHED_PIECE = 2048
 
 
 class Piece(msgspec.Struct, frozen=True, gc=False):
-    """The `count` tokens of a sequence that this step computes, from `sequence.launched` on. A
-    piece ends at the next landed run at the latest."""
+    """The `count` tokens of a sequence that this step computes, from `sequence.launched` on: known
+    ones, and then `drafts`. A piece ends at the next landed run at the latest."""
 
     sequence: Sequence
     count: int
+    drafts: Seq[int] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,9 +84,16 @@ class Scheduler:
     """
 
     def __init__(
-        self, pool: BlockPool, layout: KVLayout, *, max_batched_tokens: int, max_num_seqs: int
+        self,
+        pool: BlockPool,
+        layout: KVLayout,
+        *,
+        max_batched_tokens: int,
+        max_num_seqs: int,
+        drafter: Drafting | None = None,
     ) -> None:
         self._pool = pool
+        self._drafter = drafter
         self._block_size = layout.block_size
         self._groups = layout.num_groups
         self.limits = StepLimits(max_batched_tokens, max_num_seqs)
@@ -151,6 +163,8 @@ class Scheduler:
         budget = self._schedule_decoding(pieces, filling, ahead=ahead)
         if budget is None:
             return []
+        if self._drafter is not None and self.preemptions == before:
+            pieces, budget = self._with_drafts(pieces, budget, self._drafter)
         budget = self._schedule_filling(pieces, filling, budget)
         if self.preemptions == before:
             self._schedule_waiting(pieces, budget)
@@ -191,6 +205,27 @@ class Scheduler:
             pieces.append(Piece(sequence, 1))
             budget -= 1
         return budget
+
+    def _with_drafts(
+        self, pieces: list[Piece], budget: int, drafter: Drafting
+    ) -> tuple[list[Piece], int]:
+        """Add drafts to the pieces of decoding sequences, and give them blocks for these if some
+        are free. Returns the pieces and the budget that is left. A sequence whose last token is
+        awaited gets none. Each draft is sampled after, and memory is planned for the logits of as
+        many samples as sequences, or of PROMPT_ROWS."""
+        room = min(budget, max(self.limits.seqs, PROMPT_ROWS) - len(pieces))
+        known = [place for place, piece in enumerate(pieces) if piece.sequence.awaited_sample < 0]
+        drafts = drafter.draft([pieces[place].sequence for place in known])
+        for place, ids in zip(known, drafts, strict=True):
+            sequence = pieces[place].sequence
+            wanted = sequence.known + min(len(ids), room)
+            while wanted > sequence.capacity and self._pool.fits(self._groups + self.spare):
+                sequence.add_blocks(self._pool.allocate(self._groups))
+            number = min(wanted, sequence.capacity) - sequence.known
+            if number > 0:
+                pieces[place] = Piece(sequence, 1 + number, ids[:number])
+                room, budget = room - number, budget - number
+        return pieces, budget
 
     def _schedule_filling(self, pieces: list[Piece], filling: list[Sequence], budget: int) -> int:
         for sequence in filling:

@@ -17,6 +17,7 @@ from collections.abc import Sequence as Seq
 from dataclasses import dataclass
 
 from baton_engine.interface import PADDING, ListedIds, Matcher, PenaltyCounts, PromptUse
+from baton_engine.scheduling.acceptance import Acceptance
 from baton_engine.scheduling.ranges import Run, total, within
 from baton_engine.scheduling.stop_conditions import BannedTokens
 from baton_protocol.hashing import block_hasher
@@ -69,11 +70,13 @@ class Sequence:
     `takes_short_path` if it decodes, has no penalty, bad words or grammar, and is past min_tokens:
     a new token can only end it or fill a block. `key` orders sequences by age: (arrival of the
     request, choice). `penalty_counts` is None without a penalty, `matcher` (the state of the
-    grammar after all outputs) without a grammar.
+    grammar after all outputs) without a grammar. `acceptance` says how often drafts were right,
+    and is None in an engine without drafts.
     """
 
     __slots__ = (
         "_output_counts",
+        "acceptance",
         "awaited_sample",
         "blocks",
         "blocks_id",
@@ -115,6 +118,7 @@ class Sequence:
         if state.prefill_only:
             self.max_len = min(self.max_len, len(self.tokens) + 1)
         self.launch_limit = 0
+        self.acceptance = Acceptance() if state.speculates else None
         self._output_counts: dict[int, int] = {}
         self.penalty_counts: PenaltyCounts | None = None
         if state.params.penalized:
@@ -222,7 +226,13 @@ class Sequence:
         """Set `launch_limit`. Call again when the prompt is done."""
         state = self.state
         starts_others = not state.prompt_done and state.params.n > 1
-        self.launch_limit = 0 if state.looks_at_tokens or starts_others else self.max_len
+        waits = state.looks_at_tokens or starts_others or self.drafts_follow
+        self.launch_limit = 0 if waits else self.max_len
+
+    @property
+    def drafts_follow(self) -> bool:
+        """Whether the next step may compute drafts, which depend on the tokens before them."""
+        return self.acceptance is not None and len(self.tokens) >= self.acceptance.resumes_at
 
     def note_token_read(self) -> None:
         """Set `launch_limit` and `takes_short_path`, after a new token was read and all tokens
@@ -259,6 +269,7 @@ class Submission:
     track: bool = False
     report_filled: bool = False
     matcher: Matcher | None = None
+    speculates: bool = False  # whether its sequences may get drafts
 
 
 class RequestState:
@@ -293,6 +304,7 @@ class RequestState:
         self.prefill_only = submission.prefill_only
         self.track = submission.track
         self.report_filled = submission.report_filled
+        self.speculates = submission.speculates
         self.matcher = submission.matcher  # at the start of the grammar
         # Whether blocks stay referenced until the step after the request's end.
         self.keeps_blocks = submission.track or submission.report_filled

@@ -24,6 +24,7 @@ from baton_engine.sim.memory import WORD_BYTES, SimMemory
 from baton_engine.sim.model import Vocabulary
 from baton_engine.sim.runner import SimRunner
 from baton_engine.sim.timing import Timing
+from baton_engine.speculation.build import make_drafter
 from baton_protocol.fingerprint import TensorDigest, fingerprint
 from baton_protocol.ids import Fingerprint
 from baton_protocol.layout import ITEM_BYTES, KVGroup, KVLayout, default_chunk_blocks
@@ -46,7 +47,7 @@ NO_KV_SETTINGS = frozenset(
         "poison_token",  # ends the process before any KV is written
         # Sizes, schedules and timing
         *("num_blocks", "host_kv_memory", "max_model_len", "max_batched_tokens", "max_num_seqs"),
-        *("overcommit", "overlap"),
+        *("overcommit", "overlap", "speculative_config"),
         *("prefill_base_ms", "prefill_ms_per_token", "decode_ms", "decode_ms_per_seq"),
     }
 )
@@ -80,6 +81,7 @@ class SimSettings(SimConfig):
     max_num_seqs: int = 256
     overcommit: bool = False  # skip the check that the sizes fit this machine's memory
     overlap: bool = False  # launch a step before the previous one is read
+    speculative_config: str | None = None  # see EngineConfig
 
     @classmethod
     def of(
@@ -106,6 +108,7 @@ class SimSettings(SimConfig):
             max_num_seqs=config.max_num_seqs,
             overcommit=config.overcommit,
             overlap=config.overlap == "on",
+            speculative_config=config.speculative_config,
             **sizes,
         )
         if config.kv_blocks is not None:
@@ -230,4 +233,5 @@ def build_sim(
         sleep=sleep,
     )
     host = CopiedBlocks(memory, host_slots) if host_slots else None
-    return EngineCore(info, runner, host, overlap=settings.overlap)
+    drafter = make_drafter(settings.speculative_config, settings.vocab_size)
+    return EngineCore(info, runner, host, overlap=settings.overlap, drafter=drafter)

@@ -98,7 +98,8 @@ class SimRunner:
     def _compute(self, row: Row) -> RowResult:
         words = self._vocabulary
         digests = self.memory.extend(row.tokens, row.start, row.blocks)
-        samples = tuple(words.says(digests[-1], sample) for sample in row.samples)
+        first = row.start + 1
+        samples = tuple(words.says(digests[each.position - first], each) for each in row.samples)
         if row.prompt is None:
             return RowResult(samples)
         places = enumerate(zip(digests, row.prompt.targets, strict=False), start=row.start + 1)

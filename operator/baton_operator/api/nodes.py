@@ -16,6 +16,35 @@ EngineKind = Literal["torch", "sim"]
 DType = Literal["auto", "float32", "bfloat16"]
 Quantization = Literal["none", "fp8", "int8", "int4"]
 KVCacheDType = Literal["auto", "int8", "fp8"]
+SpeculativeMethod = Literal["ngram", "suffix", "grammar"]
+
+
+class SpeculativeSpec(Record, frozen=True, kw_only=True, rename=None, omit_defaults=True):
+    """--speculative-config, with vLLM's names of keys."""
+
+    method: Annotated[
+        SpeculativeMethod,
+        Meta(
+            description="What drafts are made of. ngram: what followed the last tokens where they"
+            " last occurred. suffix: what followed the longest end of the text most often. grammar:"
+            " the tokens that a grammar allows alone, which are drafts with the others, too."
+        ),
+    ]
+    num_speculative_tokens: (
+        Annotated[int, Meta(ge=1, le=64, description="Most drafts per step. Default: 4.")] | None
+    ) = None
+    prompt_lookup_min: (
+        Annotated[
+            int, Meta(ge=1, le=64, description="Fewest tokens that match, for ngram. Default: 3.")
+        ]
+        | None
+    ) = None
+    prompt_lookup_max: (
+        Annotated[
+            int, Meta(ge=1, le=64, description="Most tokens that match, for ngram. Default: 5.")
+        ]
+        | None
+    ) = None
 
 
 class EngineSpec(Record, frozen=True, kw_only=True):
@@ -38,6 +67,16 @@ class EngineSpec(Record, frozen=True, kw_only=True):
                 description="Round the weights of a plain checkpoint while they are loaded:"
                 " --quantization int8, fp8 or int4, or none. Default: none. Nodes with different"
                 " values exchange no KV."
+            ),
+        ]
+        | None
+    ) = None
+    speculative_config: (
+        Annotated[
+            SpeculativeSpec,
+            Meta(
+                description="Compute drafts of the next tokens in the same step, and keep those"
+                " that are right. Answers stay the same. Default: no drafts."
             ),
         ]
         | None

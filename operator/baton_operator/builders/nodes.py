@@ -12,8 +12,11 @@ from __future__ import annotations
 import hashlib
 import json
 
+import msgspec
+
 from baton_operator.api.nodes import RoleSpec
 from baton_operator.api.pool import Pool
+from baton_operator.api.record import Record
 from baton_operator.api.resources import Resources, gpus_of, gpus_of_pod, quantity_bytes
 from baton_operator.builders.child import ChildIdentity, Manifest, NodeRevision
 from baton_operator.builders.credentials import link_token_variable
@@ -141,6 +144,7 @@ def _settings(pool: Pool, revision: str, folder: str) -> dict[str, str | int | N
         "model": folder or None,
         "dtype": engine.dtype,
         "quantization": engine.quantization,
+        "speculative-config": _json(engine.speculative_config),
         "kv-cache-dtype": engine.kv_cache_dtype,
         "batch-invariant": _switch(engine.batch_invariant),
         "store-codec": engine.store_codec,
@@ -158,6 +162,10 @@ def node_gpus(spec: RoleSpec) -> int:
     )
     containers = [item for item in pod.get("containers") or () if item.get("name") == NODE]
     return gpus_of_pod({"containers": containers})
+
+
+def _json(value: Record | None) -> str | None:
+    return None if value is None else msgspec.json.encode(value).decode()
 
 
 def _switch(value: bool | None) -> str | None:

@@ -18,6 +18,7 @@ _NODES = {
     "engine": ("engine.kind",),
     "dtype": ("engine.dtype",),
     "quantization": ("engine.quantization",),
+    "speculative-config": ("engine.speculativeConfig",),
     "kv-cache-dtype": ("engine.kvCacheDtype",),
     "batch-invariant": ("engine.batchInvariant",),
     "store-codec": ("engine.storeCodec",),

@@ -22,7 +22,8 @@ WINDOWED = [groups for groups in (*GROUPS, ONE, MIXED) if groups]
 
 
 def engine_of(groups: tuple[KVGroup, ...], **changes: Any) -> EngineCore:
-    return watched_sim(**{"groups": groups, "max_model_len": 200} | changes)[0]
+    settings: dict[str, Any] = {"groups": groups, "max_model_len": 200}
+    return watched_sim(**settings | changes)[0]
 
 
 def held(engine: EngineCore) -> int:

@@ -3,7 +3,7 @@ the ids equal those of each request alone."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 
 from baton_engine.core.engine_core import EngineCore
 from baton_engine.interface import Reservation
+from baton_engine.speculation.drafter import Drafter
 from baton_protocol.errors import PromptTooLong
 from baton_protocol.ids import BlockId, RequestId
 from baton_protocol.layout import KVGroup
@@ -27,11 +28,14 @@ from tests.support.engines.landing import (
     sim,
     watched_sim,
 )
+from tests.support.engines.proposers import Guesses, drafter
 
 MAX_STEPS = 4000
 ACTIONS = ["park", "submit", "step", "step", "abort", "stop", "fail", "unhold"]
 LANDED = st.sets(st.integers(0, 9))  # indexes of the spans that land
 Groups = tuple[KVGroup, ...]
+# How many of 10 drafts are right; None: no drafts.
+RIGHT = st.sampled_from([None, 0, 5, 9, 10])
 # Blocks of the host tier: none, fewer than a request has, about as many as the pool, and more than
 # all requests need.
 HOST = st.sampled_from([0, 1, 3, 12, 400]).map(host_bytes)
@@ -84,6 +88,12 @@ def ids_alone(wanted: list[Request], **changes: Any) -> dict[tuple[str, int], li
     return ids
 
 
+def drafts_of(
+    answers: Mapping[tuple[str, int], Sequence[int]], right: int | None
+) -> Drafter | None:
+    return None if right is None else drafter(Guesses(answers, right))
+
+
 def pool_of(blocks: int, groups: Groups) -> dict[str, Any]:
     """Settings for `blocks` blocks per group."""
     return {"num_blocks": blocks * max(1, len(groups)), "groups": groups}
@@ -98,6 +108,7 @@ def pool_of(blocks: int, groups: Groups) -> dict[str, Any]:
     seqs=st.integers(1, 8),
     eos_every=st.sampled_from([0, 5]),
     overlap=st.booleans(),
+    right=RIGHT,
 )
 @settings(max_examples=150)
 def test_ids_do_not_depend_on_the_pool_host_tier_budget_batch_or_overlap(
@@ -109,8 +120,11 @@ def test_ids_do_not_depend_on_the_pool_host_tier_budget_batch_or_overlap(
     seqs: int,
     eos_every: int,
     overlap: bool,
+    right: int | None,
 ) -> None:
+    answers = ids_alone(wanted, groups=groups, eos_every=eos_every)
     engine, _ = watched_sim(
+        drafts_of(answers, right),
         **pool_of(blocks, groups),
         host_kv_memory=host,
         max_batched_tokens=budget,
@@ -122,7 +136,7 @@ def test_ids_do_not_depend_on_the_pool_host_tier_budget_batch_or_overlap(
     for request in wanted:
         engine.submit(request, track=len(request.prompt_ids) % 2 == 0)
     drive(engine, MAX_STEPS, into=run)
-    assert run.all_ids() == ids_alone(wanted, groups=groups, eos_every=eos_every)
+    assert run.all_ids() == answers
     assert sorted(run.finished) == sorted(request.id for request in wanted)
     for request in wanted:
         assert sum(run.use(request.id)) + run.from_host(request.id) == len(request.prompt_ids)
@@ -142,14 +156,25 @@ def test_ids_do_not_depend_on_the_pool_host_tier_budget_batch_or_overlap(
     blocks=st.integers(10, 40),
     host=HOST,
     overlap=st.booleans(),
+    right=RIGHT,
 )
 @settings(max_examples=80)
 def test_a_resumed_request_continues_as_if_undisturbed(
-    wanted: list[Request], groups: Groups, cut: int, blocks: int, host: int, overlap: bool
+    wanted: list[Request],
+    groups: Groups,
+    cut: int,
+    blocks: int,
+    host: int,
+    overlap: bool,
+    right: int | None,
 ) -> None:
     whole = ids_alone(wanted, groups=groups)
     engine, _ = watched_sim(
-        **pool_of(blocks, groups), host_kv_memory=host, max_batched_tokens=9, overlap=overlap
+        drafts_of(whole, right),
+        **pool_of(blocks, groups),
+        host_kv_memory=host,
+        max_batched_tokens=9,
+        overlap=overlap,
     )
     known = {}
     for request in wanted:
@@ -253,6 +278,7 @@ class NodeLoop:
     blocks=st.integers(10, 24),
     host=HOST,
     overlap=st.booleans(),
+    right=RIGHT,
     data=st.data(),
 )
 @settings(max_examples=150)
@@ -262,12 +288,14 @@ def test_any_order_of_reservations_landings_aborts_and_failures_changes_no_ids(
     blocks: int,
     host: int,
     overlap: bool,
+    right: int | None,
     data: st.DataObject,
 ) -> None:
     whole = ids_alone(wanted, groups=groups)
     donor = sim(groups=groups)
     run_all(donor, wanted)
     engine, runner = watched_sim(
+        drafts_of(whole, right),
         **pool_of(blocks, groups),
         host_kv_memory=host,
         max_batched_tokens=8,

@@ -16,6 +16,7 @@ from baton_cli.commands.fetch_options import FetchOptions
 from baton_cli.commands.role_settings import node_settings, router_settings
 from baton_cli.main import read_command
 from baton_cli.options.records import CommonOptions, NodeOptions, RouterOptions
+from baton_engine.config.speculative import SpeculativeConfig
 from baton_kvstore.connection.endpoint import parse_endpoint
 from baton_kvstore.embedded.servers import EmbeddedStore
 from baton_kvstore.settings import StoreSettings
@@ -155,6 +156,14 @@ def test_nodes_quantize_weights_as_the_spec_says(field: str | None, option: str)
     for role, options in commands("torch", engine={"kind": "torch", "quantization": field}):
         if isinstance(options, NodeOptions):
             assert options.quantization == option, role
+
+
+def test_nodes_make_the_drafts_that_the_spec_says() -> None:
+    field = {"method": "ngram", "num_speculative_tokens": 6}
+    for role, options in commands("torch", engine={"kind": "torch", "speculativeConfig": field}):
+        if isinstance(options, NodeOptions):
+            config = SpeculativeConfig.parse(options.speculative_config or "")
+            assert (config.method, config.num_speculative_tokens) == ("ngram", 6), role
 
 
 @pytest.mark.parametrize("role", ["prefill", "decode"])

@@ -13,6 +13,7 @@ from baton_engine.interface import KVMemory, Launched, Reservation, Row, RowResu
 from baton_engine.kv.block_pool import hash_in
 from baton_engine.kv.host_blocks import CopiedBlocks, slots_for
 from baton_engine.sim.build import SimSettings, build_sim
+from baton_engine.speculation.drafter import Drafter
 from baton_protocol.ids import BlockId
 from baton_protocol.layout import KVGroup
 
@@ -212,13 +213,13 @@ class WatchedStep:
             assert sample.position == row.start + len(row.tokens) - 1
 
 
-def watched_sim(**changes: Any) -> tuple[EngineCore, WatchedRunner]:
+def watched_sim(drafter: Drafter | None = None, **changes: Any) -> tuple[EngineCore, WatchedRunner]:
     """A sim engine whose pool is filled with poison."""
     plain = sim(**changes)
     slots = slots_for(changes.get("host_kv_memory", 0), plain.info.layout)
     runner = WatchedRunner(plain, slots)
     host = runner.host if slots else None
-    engine = EngineCore(plain.info, runner, host, overlap=plain.overlap)
+    engine = EngineCore(plain.info, runner, host, overlap=plain.overlap, drafter=drafter)
     runner.watch(engine)
     poison(engine, map(BlockId, range(1, engine.info.num_blocks + 1)))
     return engine, runner

@@ -22,5 +22,8 @@ class ListedMatcher:
     def accept(self, ids: Sequence[int]) -> bool:
         return True
 
+    def forced(self) -> tuple[int, ...]:
+        return ()
+
     def mask(self) -> bytes:
         return bytes(self._mask)

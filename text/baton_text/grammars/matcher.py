@@ -60,6 +60,11 @@ class Matcher:
             return explain(self._matcher.get_error())
         return "an object has each key already that may follow" if self._blocked else ""
 
+    def forced(self) -> list[int]:
+        """The next tokens as far as the grammar allows one text only, divided into tokens as the
+        tokenizer divides that text."""
+        return [] if self.stopped else list(self._matcher.compute_ff_tokens())
+
     def mask(self) -> bytes:
         """One bit per id, least significant bit first: 1 if the id may follow.
 

@@ -1,0 +1,77 @@
+"""SpeculativeConfig: which drafts an engine makes (`--speculative-config`), read from JSON.
+
+In: the flag's text, with vLLM's names of keys. Out: checked values. Imports no torch.
+"""
+
+from __future__ import annotations
+
+from difflib import get_close_matches
+from typing import Annotated, Any, Literal
+
+import msgspec
+from msgspec import Meta
+
+from baton_engine.errors import SettingsError
+
+FLAG = "--speculative-config"
+EXAMPLE = '{"method": "ngram", "num_speculative_tokens": 4}'
+Method = Literal["ngram", "suffix", "grammar"]
+Count = Annotated[int, Meta(ge=1, le=64)]
+Share = Annotated[float, Meta(ge=0, le=1)]
+
+
+class SpeculativeConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """What drafts are made of, and at most how many follow a sequence's last token.
+
+    - "ngram": what followed the last occurrence of the last `prompt_lookup_min` to
+      `prompt_lookup_max` tokens in the prompt and the answer.
+    - "suffix": of all occurrences of the longest possible end of the sequence, the tokens that
+      followed most often, while their estimated probability is at least
+      `suffix_decoding_min_token_prob`; at most `suffix_decoding_max_spec_factor` times as many as
+      the end has tokens, and ends have at most `suffix_decoding_max_tree_depth` tokens.
+    - "grammar": no drafts but those of grammars.
+
+    In a choice with a grammar, the tokens that it allows alone are drafts with each method.
+    """
+
+    method: Method
+    num_speculative_tokens: Count = 4
+    prompt_lookup_min: Count = 3
+    prompt_lookup_max: Count = 5
+    suffix_decoding_max_tree_depth: Annotated[int, Meta(ge=1, le=1024)] = 24
+    suffix_decoding_max_spec_factor: Annotated[float, Meta(gt=0, le=64)] = 1.0
+    suffix_decoding_min_token_prob: Share = 0.1
+
+    @classmethod
+    def parse(cls, text: str) -> SpeculativeConfig:
+        """Raises SettingsError, which names the key and the value."""
+        try:
+            value = msgspec.json.decode(text)
+        except msgspec.DecodeError as error:
+            raise SettingsError(
+                f"{FLAG} {text} is no JSON: {error}; for example {EXAMPLE}"
+            ) from None
+        if not isinstance(value, dict):
+            raise SettingsError(f"{FLAG} {text} is no JSON object; for example {EXAMPLE}")
+        for key in value:
+            if key not in cls.__struct_fields__:
+                raise SettingsError(f"{FLAG} has the unknown key {key}; {_near(key)}")
+        try:
+            config = msgspec.convert(value, cls)
+        except msgspec.ValidationError as error:
+            raise SettingsError(f"{FLAG} {text}: {error}; for example {EXAMPLE}") from None
+        config.check()
+        return config
+
+    def check(self) -> None:
+        if self.prompt_lookup_min > self.prompt_lookup_max:
+            raise SettingsError(
+                f"{FLAG}: prompt_lookup_min {self.prompt_lookup_min} is larger than"
+                f" prompt_lookup_max {self.prompt_lookup_max}"
+            )
+
+
+def _near(key: Any) -> str:
+    names = SpeculativeConfig.__struct_fields__
+    close = get_close_matches(key, names, n=1, cutoff=0.5)
+    return f"did you mean {close[0]}?" if close else f"known keys: {', '.join(names)}"

@@ -1,0 +1,62 @@
+"""Acceptance: how often a sequence's drafts were right, and how many are worth their time.
+
+In: the drafts of each step and how many were right. Out: the number of drafts for the next step.
+"""
+
+from __future__ import annotations
+
+import math
+
+# Before the first draft, as many are assumed to be right as of so many drafts.
+PRIOR_RATE = 0.6
+PRIOR_WEIGHT = 2.0
+# A step's drafts count this much less with each later step that has drafts.
+DECAY = 0.85
+# Tokens without drafts after drafts were not worth their time, doubled each time up to the most.
+LEAST_PAUSE = 8
+MOST_PAUSE = 256
+
+
+class Acceptance:
+    """`drafted` and `accepted` count the sequence's drafts, and those that were the next tokens."""
+
+    __slots__ = ("_pause", "_right", "_tried", "accepted", "drafted", "resumes_at")
+
+    def __init__(self) -> None:
+        self.drafted = self.accepted = 0
+        self.resumes_at = 0  # number of known tokens from which on drafts are made again
+        self._right = self._tried = 0.0
+        self._pause = LEAST_PAUSE
+
+    @property
+    def rate(self) -> float:
+        """The estimated probability that a draft is right if the drafts before it are."""
+        return (self._right + PRIOR_RATE * PRIOR_WEIGHT) / (self._tried + PRIOR_WEIGHT)
+
+    def note(self, drafted: int, accepted: int) -> None:
+        """Of `drafted` drafts in a row, the first `accepted` were right."""
+        self.drafted += drafted
+        self.accepted += accepted
+        self._right = DECAY * self._right + accepted
+        self._tried = DECAY * self._tried + accepted + (accepted < drafted)
+        if accepted:
+            self._pause = LEAST_PAUSE
+
+    def length(self, most: int, least_rate: float, known: int) -> int:
+        """The number of drafts, at most `most`, for a sequence of `known` tokens. Draft i is worth
+        its time if the first i are all right with at least the probability `least_rate`. If not
+        even the first is, there are no drafts for some tokens, and then one to try again."""
+        if known < self.resumes_at:
+            return 0
+        rate = self.rate
+        if rate >= 1 or least_rate <= 0:
+            return most
+        if rate < least_rate:
+            if self.resumes_at and known - self.resumes_at < 2:
+                return 1
+            self.resumes_at = known + self._pause
+            self._pause = min(2 * self._pause, MOST_PAUSE)
+            return 0
+        if least_rate >= 1:
+            return 0
+        return min(most, int(math.log(least_rate) / math.log(rate)))

@@ -1,0 +1,23 @@
+"""The Protocol of what drafts the next tokens of a schedule (see `baton_engine.speculation`)."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence as Seq
+from typing import Protocol
+
+from baton_engine.scheduling.sequence import Sequence
+
+
+class Drafting(Protocol):
+    def draft(self, sequences: Seq[Sequence]) -> list[Seq[int]]:
+        """For each sequence the ids to compute after its last known token, often none. One known
+        token of each sequence is not computed, and no token is awaited."""
+        ...
+
+    def clock(self) -> float:
+        """Seconds, for note_step()."""
+        ...
+
+    def note_step(self, tokens: int, seconds: float) -> None:
+        """A step of decoding sequences alone, with so many tokens, took `seconds`."""
+        ...

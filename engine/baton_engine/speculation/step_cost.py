@@ -1,0 +1,46 @@
+"""StepCost: what one more token of a decode step costs, measured.
+
+In: the tokens and seconds of decode steps. Out: the probability from which on a draft saves time.
+
+Seconds are fitted as a + b * tokens by least squares, with less weight on earlier steps.
+"""
+
+from __future__ import annotations
+
+DECAY = 0.98
+# Of a step of one token, before steps of different sizes have been measured.
+ASSUMED_SHARE = 0.1
+LEAST_VARIANCE = 0.1
+
+
+class StepCost:
+    def __init__(self) -> None:
+        self._weight = self._x = self._y = self._xx = self._xy = 0.0
+
+    def note(self, tokens: int, seconds: float) -> None:
+        """A step that computed one or more tokens of each decoding sequence took `seconds`."""
+        self._weight = DECAY * self._weight + 1
+        self._x = DECAY * self._x + tokens
+        self._y = DECAY * self._y + seconds
+        self._xx = DECAY * self._xx + tokens * tokens
+        self._xy = DECAY * self._xy + tokens * seconds
+
+    def least_rate(self, sequences: int) -> float:
+        """How probable a draft must be, so that a step of `sequences` tokens yields more tokens per
+        second with it than without: the seconds of one more token, as a share of the step's seconds
+        per token."""
+        slope, step = self._slope_and_step(sequences)
+        return min(1.0, sequences * slope / step)
+
+    def _slope_and_step(self, tokens: int) -> tuple[float, float]:
+        """The seconds of one more token, and those of a step of so many tokens."""
+        if not self._weight:
+            return ASSUMED_SHARE, 1 + ASSUMED_SHARE * (tokens - 1)
+        mean_x, mean_y = self._x / self._weight, self._y / self._weight
+        variance = self._xx / self._weight - mean_x * mean_x
+        if variance < LEAST_VARIANCE:
+            slope = ASSUMED_SHARE * mean_y / (1 + ASSUMED_SHARE * (mean_x - 1))
+        else:
+            slope = (self._xy / self._weight - mean_x * mean_y) / variance
+        slope = min(max(slope, 0.0), mean_y / mean_x)
+        return slope, max(mean_y + slope * (tokens - mean_x), 1e-9)

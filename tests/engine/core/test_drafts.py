@@ -1,0 +1,151 @@
+"""Drafts of next tokens: the same answers in fewer steps, whatever is drafted."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import pytest
+
+from baton_engine.core.engine_core import EngineCore
+from baton_engine.speculation.drafter import Drafter
+from baton_engine.speculation.forced import ForcedTokens
+from baton_protocol.sampling import StructuredOutput
+from baton_text.artifacts import byte_artifacts
+from baton_text.grammars.constraints import grammar_of
+from baton_text.grammars.grammars import Grammars
+from baton_text.tokenizer import Tokenizer
+from tests.support.engines.engine_core import Run, drive, make_request, run_all
+from tests.support.engines.landing import sim, watched_sim
+from tests.support.engines.proposers import WRONG, Fixed, Guesses, drafter
+
+EOS = 257
+SCHEMA = {
+    "type": "object",
+    "properties": {"temperature_celsius": {"type": "integer", "maximum": 99, "minimum": 10}},
+    "required": ["temperature_celsius"],
+    "additionalProperties": False,
+}
+
+
+def drafting(made: Drafter, **changes: Any) -> EngineCore:
+    return watched_sim(made, **changes)[0]
+
+
+def run_of(engine: EngineCore, **params: Any) -> Run:
+    return run_all(engine, [make_request("a", 9, **{"max_tokens": 24, "logprobs": 2} | params)])
+
+
+def work(run: Run) -> int:
+    """Steps that computed something after the prompt."""
+    return sum(step.num_tokens > 0 for step in run.steps) - 1
+
+
+def test_right_drafts_save_steps() -> None:
+    alone = run_of(sim())
+    engine = drafting(drafter(Guesses(alone.all_ids()), most=3))
+    run = run_of(engine)
+    assert run.tokens == alone.tokens
+    # 23 tokens after the first: five steps of 4, and one of which the limit leaves 3.
+    assert (work(alone), work(run)) == (23, 6)
+    load = engine.load()
+    assert (load.drafted_tokens_total, load.accepted_drafts_total) == (17, 17)
+    assert load.generated_tokens_total == 24
+
+
+def test_drafts_count_up_to_the_first_wrong_one() -> None:
+    alone = run_of(sim())
+    right = alone.ids("a")
+    answers = {("a", 0): [*right[:3], WRONG, *right[4:]]}
+    engine = drafting(drafter(Guesses(answers), most=8))
+    run = run_of(engine, max_tokens=9)
+    assert run.ids("a") == right[:9]
+    # After the first token: 1 and 2 are right and 3 is wrong; then from 4 on, all are.
+    assert [(step.drafted, step.accepted) for step in run.steps[1:]] == [(7, 2), (4, 4)]
+
+
+PARAMS: dict[str, dict[str, Any]] = {
+    "greedy": {},
+    "sampled": {"temperature": 1.0, "seed": 3},
+    "stop id": {"stop_token_ids": tuple(range(60, 70))},
+    "min tokens": {"stop_token_ids": tuple(range(40, 90)), "min_tokens": 7},
+    "penalties": {"repetition_penalty": 1.5, "frequency_penalty": 1.5, "temperature": 1.0},
+    "bad words": {"bad_words": tuple((id,) for id in range(40, 90, 2))},
+    "two choices": {"n": 2, "temperature": 1.0},
+    "one token": {"max_tokens": 1},
+    "two tokens": {"max_tokens": 2},
+}
+PROPOSERS: dict[str, Sequence[int] | int] = {
+    "all right": 10,
+    "half right": 5,
+    "always wrong": (WRONG,) * 4,
+    "no ids of the vocabulary": (-1, 10**9),
+    "EOS first": (EOS, EOS, EOS, EOS),
+    "more than asked for": (70,) * 500,
+    "nothing": (),
+}
+
+
+@pytest.mark.parametrize("params", PARAMS.values(), ids=PARAMS)
+@pytest.mark.parametrize("drafts", PROPOSERS.values(), ids=PROPOSERS)
+@pytest.mark.parametrize("overlap", [False, True], ids=["", "overlap"])
+def test_no_drafts_change_a_token(
+    params: dict[str, Any], drafts: Sequence[int] | int, overlap: bool
+) -> None:
+    alone = run_of(sim(eos_every=9), **params)
+    proposer = Guesses(alone.all_ids(), drafts) if isinstance(drafts, int) else Fixed(drafts)
+    engine = drafting(drafter(proposer), eos_every=9, overlap=overlap)
+    run = run_of(engine, **params)
+    key = lambda token: (token.choice, token.offset)  # noqa: E731
+    assert sorted(run.tokens, key=key) == sorted(alone.tokens, key=key)
+    assert engine.load().free_blocks == engine.info.num_blocks
+
+
+def test_drafts_never_preempt() -> None:
+    """Four sequences fill a pool of ten blocks; drafts get only blocks that are free."""
+    requests = [make_request(name, 8, max_tokens=8) for name in "abcd"]
+    alone = run_all(sim(), requests)
+    engine = drafting(drafter(Guesses(alone.all_ids()), most=8), num_blocks=17)
+    run = run_all(engine, requests)
+    assert run.all_ids() == alone.all_ids()
+    assert engine.load().preemptions_total == 0
+    assert engine.load().accepted_drafts_total > 0
+
+
+def test_drafts_share_the_budget_of_a_step() -> None:
+    requests = [make_request(name, 8, max_tokens=8) for name in "abcd"]
+    alone = run_all(sim(), requests)
+    engine = drafting(drafter(Guesses(alone.all_ids()), most=8), max_batched_tokens=6)
+    run = run_all(engine, requests)  # checks each step's number of tokens
+    assert run.all_ids() == alone.all_ids()
+    assert engine.load().accepted_drafts_total > 0
+
+
+def test_a_resumed_answer_reports_the_progress_of_its_tokens() -> None:
+    alone = run_of(sim(), max_tokens=12)
+    ids = alone.ids("a")
+    engine = drafting(drafter(Guesses(alone.all_ids())))
+    request = make_request("a", 9, (tuple(ids[:4]),), max_tokens=12, logprobs=2)
+    engine.submit(request, track=True, report_filled=True)
+    run = drive(engine)
+    assert [token.id for token in run.tokens] == ids[4:]
+    assert run.progress[-1].computed == 9 + 4
+
+
+@pytest.mark.parametrize("overlap", [False, True], ids=["", "overlap"])
+def test_tokens_that_a_grammar_forces_are_drafted(overlap: bool) -> None:
+    grammar = grammar_of("json", SCHEMA)
+    grammars = Grammars(Tokenizer.from_artifacts(byte_artifacts()))
+
+    def answer(made: Drafter | None) -> Run:
+        engine, _ = watched_sim(made, max_model_len=120, overlap=overlap)
+        structured = StructuredOutput(grammar)
+        request = make_request("a", 9, max_tokens=100, structured=structured, logprobs=1)
+        engine.submit(request, matcher=grammars.matcher(grammar))
+        return drive(engine)
+
+    alone, run = answer(None), answer(drafter(ForcedTokens(), most=8))
+    assert run.tokens == alone.tokens
+    assert b'"temperature_celsius"' in bytes(run.ids("a")[:-1])
+    assert len(run.steps) < len(alone.steps) / 2
+    assert sum(step.accepted for step in run.steps) > 15

@@ -1,0 +1,56 @@
+"""How many drafts a sequence gets: more where they are right, none where they cost more time."""
+
+from __future__ import annotations
+
+import pytest
+
+from baton_engine.scheduling.acceptance import LEAST_PAUSE, Acceptance
+from baton_engine.speculation.step_cost import StepCost
+
+
+def after(steps: int, drafted: int, accepted: int) -> Acceptance:
+    acceptance = Acceptance()
+    for _ in range(steps):
+        acceptance.note(drafted, accepted)
+    return acceptance
+
+
+def test_right_drafts_are_followed_by_as_many_as_permitted() -> None:
+    acceptance = after(20, 4, 4)
+    assert acceptance.rate > 0.9
+    assert acceptance.length(8, 0.3, known=100) == 8
+    assert (acceptance.drafted, acceptance.accepted) == (80, 80)
+
+
+def test_fewer_drafts_where_a_token_costs_more() -> None:
+    lengths = [after(8, 4, 2).length(8, cost, known=100) for cost in (0.05, 0.2, 0.5)]
+    assert lengths == sorted(lengths, reverse=True)
+    assert lengths[0] > lengths[-1] > 0
+
+
+def test_wrong_drafts_pause_and_are_tried_again() -> None:
+    acceptance = after(20, 4, 0)
+    assert acceptance.length(8, 0.3, known=100) == 0
+    assert acceptance.length(8, 0.3, known=100 + LEAST_PAUSE - 1) == 0
+    assert acceptance.length(8, 0.3, known=100 + LEAST_PAUSE) == 1
+    acceptance.note(1, 0)
+    assert acceptance.length(8, 0.3, known=100 + LEAST_PAUSE + 2) == 0
+    assert acceptance.length(8, 0.3, known=100 + 2 * LEAST_PAUSE + 2) == 0  # twice as long a pause
+
+
+@pytest.mark.parametrize("sequences", [1, 8])
+def test_the_cost_of_a_token_is_measured(sequences: int) -> None:
+    """Steps that take 10 ms and 1 ms per token."""
+    cost = StepCost()
+    for tokens in (1, 5, 2, 8, 12) * 20:
+        cost.note(tokens, 0.010 + 0.001 * tokens)
+    expected = sequences * 0.001 / (0.010 + 0.001 * sequences)
+    assert cost.least_rate(sequences) == pytest.approx(expected, rel=1e-6)
+
+
+def test_a_token_costs_something_before_steps_of_two_sizes_were_measured() -> None:
+    cost = StepCost()
+    assert 0 < cost.least_rate(1) < cost.least_rate(32) <= 1
+    for _ in range(10):
+        cost.note(4, 0.02)
+    assert 0 < cost.least_rate(1) < cost.least_rate(32) <= 1

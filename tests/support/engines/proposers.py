@@ -1,0 +1,53 @@
+"""Proposers whose drafts are right as often as a test wants, or never."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from collections.abc import Sequence as Seq
+from dataclasses import dataclass
+
+from baton_engine.scheduling.sequence import Sequence
+from baton_engine.sim.model import mix
+from baton_engine.speculation.drafter import Drafter
+from baton_engine.speculation.proposer import Proposer
+
+WRONG = 1  # an id that no test's answer has at the place where it is drafted
+
+
+@dataclass(frozen=True)
+class Guesses:
+    """Drafts the known answer of each (request, choice); `right` of 10 drafts are right, and a
+    draft after the answer's end is an id like any other."""
+
+    answers: Mapping[tuple[str, int], Seq[int]]
+    right: int = 10
+
+    def propose(self, sequences: Seq[Sequence], most: Seq[int]) -> list[Seq[int]]:
+        return [
+            self._after(sequence, length) for sequence, length in zip(sequences, most, strict=True)
+        ]
+
+    def _after(self, sequence: Sequence, length: int) -> list[int]:
+        state, first = sequence.state, sequence.num_outputs
+        answer = self.answers.get((state.request.id, sequence.choice), ())
+        return [
+            answer[place]
+            if place < len(answer) and mix(state.arrival, sequence.choice, place) % 10 < self.right
+            else WRONG
+            for place in range(first, first + length)
+        ]
+
+
+@dataclass(frozen=True)
+class Fixed:
+    """Always drafts the same ids, even more than it is asked for."""
+
+    ids: Seq[int]
+
+    def propose(self, sequences: Seq[Sequence], most: Seq[int]) -> list[Seq[int]]:
+        return [self.ids for _ in sequences]
+
+
+def drafter(proposer: Proposer, most: int = 4, vocab_size: int = 259) -> Drafter:
+    """A drafter that drafts at every step, whatever it costs."""
+    return Drafter(proposer, most, vocab_size, adaptive=False)
