@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 
-# Before the first draft, as many are assumed to be right as of so many drafts.
+# Before the first draft, the rate is this, with the weight of two drafts.
 PRIOR_RATE = 0.6
 PRIOR_WEIGHT = 2.0
 # A step's drafts count this much less with each later step that has drafts.

@@ -19,5 +19,5 @@ class Drafting(Protocol):
         ...
 
     def note_step(self, tokens: int, seconds: float) -> None:
-        """A step of decoding sequences alone, with so many tokens, took `seconds`."""
+        """A step of decoding sequences alone, with `tokens` tokens, took `seconds`."""
         ...

@@ -53,7 +53,7 @@ class Drafter:
         return drafts
 
     def note_step(self, tokens: int, seconds: float) -> None:
-        """A step of decoding sequences alone, with so many tokens, took `seconds`."""
+        """A step of decoding sequences alone, with `tokens` tokens, took `seconds`."""
         self.cost.note(tokens, seconds)
 
     def _lengths(self, sequences: Seq[Sequence]) -> list[int]:

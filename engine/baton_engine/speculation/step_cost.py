@@ -33,7 +33,7 @@ class StepCost:
         return min(1.0, sequences * slope / step)
 
     def _slope_and_step(self, tokens: int) -> tuple[float, float]:
-        """The seconds of one more token, and those of a step of so many tokens."""
+        """The seconds of one more token, and those of a step of `tokens` tokens."""
         if not self._weight:
             return ASSUMED_SHARE, 1 + ASSUMED_SHARE * (tokens - 1)
         mean_x, mean_y = self._x / self._weight, self._y / self._weight
