@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import mmap
 import sys
 from pathlib import Path
 
@@ -18,17 +19,25 @@ pytestmark = pytest.mark.skipif(
 ROWS = 2 * PAGE_BYTES  # of a byte each; one whole page is always among them
 
 
+def mapping_of(address: int) -> dict[str, str]:
+    """What the kernel says of the mapping that has an address."""
+    found: dict[str, str] | None = None
+    for line in Path("/proc/self/smaps").read_text().splitlines():
+        first, _, rest = line.partition(" ")
+        if not first.endswith(":"):
+            if found is not None:
+                break
+            begin, end = (int(each, 16) for each in first.split("-"))
+            found = {} if begin <= address < end else None
+        elif found is not None:
+            found[first[:-1]] = rest
+    assert found, f"no mapping has the address {address:x}"
+    return found
+
+
 def asked_for(address: int) -> bool:
     """Whether the kernel was asked for huge pages at an address ("hg" in its flags)."""
-    found = False
-    for line in Path("/proc/self/smaps").read_text().splitlines():
-        words = line.split()
-        if "-" in words[0] and not words[0].endswith(":"):
-            begin, end = (int(each, 16) for each in words[0].split("-"))
-            found = begin <= address < end
-        elif found and words[0] == "VmFlags:":
-            return "hg" in words
-    raise AssertionError(f"no mapping has the address {address:x}")
+    return "hg" in mapping_of(address)["VmFlags"].split()
 
 
 def whole_page(tensor: torch.Tensor) -> int:
@@ -36,8 +45,14 @@ def whole_page(tensor: torch.Tensor) -> int:
     return -(-tensor.data_ptr() // PAGE_BYTES) * PAGE_BYTES
 
 
+def new_memory(pages: int) -> torch.Tensor:
+    """Memory for which nobody has asked for huge pages before."""
+    flags = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS
+    return torch.frombuffer(mmap.mmap(-1, pages * PAGE_BYTES, flags), dtype=torch.uint8)
+
+
 def test_only_whole_pages_are_asked_for() -> None:
-    memory = torch.empty(4 * PAGE_BYTES, dtype=torch.uint8)
+    memory = new_memory(4)
     begin = whole_page(memory)
     assert ask_for_huge_pages(begin + 1, 2 * PAGE_BYTES)
     assert [asked_for(begin + page * PAGE_BYTES) for page in range(3)] == [False, True, False]
@@ -55,21 +70,10 @@ def test_a_layers_weights_ask_for_huge_pages() -> None:
 
 
 def test_written_memory_is_moved_with_its_bytes() -> None:
-    tensor = torch.randint(0, 255, (4 * PAGE_BYTES,), dtype=torch.uint8)
-    before = tensor.clone()
-    moved = move_to_huge_pages(whole_page(tensor) + 1, 2 * PAGE_BYTES)
-    assert torch.equal(tensor, before)
-    assert moved == (huge_bytes(tensor.data_ptr()) >= 3 * PAGE_BYTES)
-
-
-def huge_bytes(address: int) -> int:
-    """Bytes in huge pages of the mapping that has an address."""
-    found = False
-    for line in Path("/proc/self/smaps").read_text().splitlines():
-        words = line.split()
-        if "-" in words[0] and not words[0].endswith(":"):
-            begin, end = (int(each, 16) for each in words[0].split("-"))
-            found = begin <= address < end
-        elif found and words[0] == "AnonHugePages:":
-            return int(words[1]) * 1024
-    raise AssertionError(f"no mapping has the address {address:x}")
+    memory = new_memory(5)
+    memory.copy_(torch.randint(0, 255, memory.shape, dtype=torch.uint8))
+    before = memory.clone()
+    moved = move_to_huge_pages(whole_page(memory) + 1, 2 * PAGE_BYTES)
+    assert torch.equal(memory, before)
+    huge = int(mapping_of(memory.data_ptr())["AnonHugePages"].split()[0]) * 1024
+    assert huge >= 3 * PAGE_BYTES or not moved

@@ -424,6 +424,7 @@ def test_each_setting_of_a_sim_that_affects_kv_is_in_its_fingerprint() -> None:
         **{"model": "other", "dtype": "bfloat16", "chunk_blocks": 3, "kv_shards": 2},
         **{"eos_ids": (3,), "poison_token": 7, "overlap": True, "overcommit": True},
         "groups": (KVGroup((0, 1), 32),),
+        "speculative_config": '{"method": "ngram"}',
     }
     for name in (each.name for each in fields(SimSettings)):
         value = others.get(name) or getattr(base, name) * 2 + 1

@@ -68,6 +68,7 @@ def test_the_torch_engine_gets_every_engine_setting_of_the_node() -> None:
         "enforce_eager": True,
         "overlap": "off",
         "batch_invariant": "on",
+        "speculative_config": '{"method": "suffix"}',
         "overcommit": True,
         "verify_weights": True,
         "model_impl": "baton",
