@@ -103,7 +103,7 @@ FP8_BLOCKS = Layout(
     },
     Fp8(outputs=128, inputs=128, scale="weight_scale_inv"),
 )
-ONLINE, CHECKPOINT, KV = "`--quantization`", "checkpoint", "KV"
+ONLINE, CHECKPOINT, KV = "`--quantization`", "checkpoint", "`--kv-cache-dtype`"
 ROWS = (
     Row("bfloat16", "compute", {"dtype": "bfloat16"}),
     Row("int8", ONLINE, {"quantization": "int8"}),
@@ -121,6 +121,9 @@ ROWS = (
     ),
     Row("NVFP4, groups of 16", CHECKPOINT, write=checkpoint(floats.LAYOUTS["nvfp4"])),
     Row("MXFP4, groups of 32", CHECKPOINT, write=checkpoint(floats.LAYOUTS["mxfp4 packed"])),
+    # A store with --store-codec int8 has the numbers of int8.
+    Row("KV in int8", KV, {"kv_cache_dtype": "int8"}),
+    Row("KV in fp8", KV, {"kv_cache_dtype": "fp8"}),
 )
 QUICK = ("int8", "int4, groups of 32 (W4A16)")
 
