@@ -73,11 +73,13 @@ IMPORTED_BY_TESTS = (
 WORKER = ("-u", "-c", "import sys;exec(eval(sys.stdin.readline()))")
 # A variable that makes `Popen` execute what it would fork, whatever its value.
 EXECUTE = "EXECUTE"
-# How the variables begin that an interpreter or a library reads when it is loaded.
+# How the variables begin, or what they are, that an interpreter or a library reads when it is
+# loaded. A worker's are those that it began with: what a test file sets must not be among them.
 EARLY = (
-    *("CUDA_", "FAKETIME", "GLIBC_", "GOMP_", "HF_", "HOME", "HUGGINGFACE_", "KMP_", "LANG", "LC_"),
-    *("LD_", "MALLOC_", "MKL_", "NUMBA_", "OMP_", "PYTHON", "TRITON_", "TZ", "XDG_"),
+    *("CUDA_", "FAKETIME", "GLIBC_", "GOMP_", "HF_", "HOME", "HUGGINGFACE_", "KMP_", "LC_", "LD_"),
+    *("MALLOC_", "MKL_", "NUMBA_", "OMP_", "PYTHON", "TRITON_", "TZ", "XDG_"),
 )
+EARLY_NAMES = ("LANG", "LANGUAGE")
 # Room for a command line and an environment. A forked process writes its own over those that the
 # fork server was started with, so that `ps` and tests find it by them.
 COMMAND_BYTES, ENVIRONMENT_BYTES = 8 << 10, 64 << 10
@@ -200,7 +202,11 @@ def _is_known(call: _Call, commands: Sequence[tuple[str, ...]]) -> bool:
 
 def _early(environment: Mapping[str, str]) -> dict[str, str]:
     """The variables that may matter at the start of an interpreter."""
-    return {name: text for name, text in environment.items() if name.startswith(EARLY)}
+    return {
+        name: text
+        for name, text in environment.items()
+        if name.startswith(EARLY) or name in EARLY_NAMES
+    }
 
 
 class _ForkServer:
