@@ -30,6 +30,7 @@ import signal
 import socket
 import subprocess
 import sys
+import tempfile
 import threading
 import time
 import traceback
@@ -382,8 +383,9 @@ def _become(start: Start, files: Sequence[int]) -> NoReturn:
 
 def _forget_the_forker() -> None:
     """Drop what an executed process would not have: handlers of signals and of the end, objects
-    whose collection would close files that are now others'."""
+    whose collection would close files that are now others', a folder for temporary files."""
     gc.freeze()
+    tempfile.tempdir = None
     atexit._clear()
     weakref.finalize._registry.clear()  # type: ignore[attr-defined]
     signal.set_wakeup_fd(-1)
