@@ -158,6 +158,18 @@ EDITS = (
         NODES,
         "--kv-cache-dtype=int8",
     ),
+    *(
+        Edit(
+            f"engine.speculativeConfig.{key}",
+            {"engine": {"kind": "sim", "speculativeConfig": {"method": "ngram", key: value}}},
+            NODES,
+            "suffix" if key == "method" else key,
+        )
+        for key, value in (
+            *(("method", "suffix"), ("num_speculative_tokens", 6)),
+            *(("prompt_lookup_min", 2), ("prompt_lookup_max", 7)),
+        )
+    ),
     Edit(
         "engine.batchInvariant",
         {"engine": {"kind": "sim", "batchInvariant": True}},
