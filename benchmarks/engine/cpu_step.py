@@ -28,7 +28,7 @@ import torch
 from baton_engine.attention.exact.backend import TorchAttention, TorchStep
 from baton_engine.attention.exact.pages import PagedKV
 from baton_engine.build import build_torch
-from baton_engine.config.engine_config import BatchInvariant, DType, TorchSettings
+from baton_engine.config.engine_config import BatchInvariant, TorchSettings
 from baton_engine.core.engine_core import EngineCore
 from baton_engine.interface import TokenOut
 from baton_engine.kv.kv_pool import TORCH_DTYPES
@@ -38,6 +38,7 @@ from baton_engine.layers.rotary import Rope
 from baton_engine.models.decoder import Decoder
 from baton_engine.runner.model_runner import TorchRunner
 from baton_protocol.ids import RequestId
+from baton_protocol.policies import DType
 from baton_protocol.request import Request
 from baton_protocol.sampling import SamplingParams
 from benchmarks.support.engine.cpu_workloads import MID, TINY, VOCAB, Shape, write_config

@@ -14,10 +14,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar
 
-from baton_engine.config.engine_config import EngineConfig, EngineKind, SimConfig
+from baton_engine.config.engine_config import EngineConfig, SimConfig
 from baton_protocol.model_source import name_of_path
 from baton_protocol.options import MAX_PORT, ByteSize, option
-from baton_protocol.policies import FetchPolicy, StoreCare
+from baton_protocol.policies import EngineKind, FetchPolicy, StoreCare
 from baton_protocol.store import Role
 
 

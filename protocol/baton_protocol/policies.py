@@ -1,7 +1,8 @@
 """The policies that flags, records and the InferencePool name alike.
 
-In: nothing. Out: a Literal type per policy. The first value is the default. The command line, the
-router, nodes, the store and the operator import them, so a new value is written once.
+In: nothing. Out: a Literal type per policy. The first value is the default, where there is one. The
+command line, the router, nodes, the store and the operator import them, so a new value is written
+once.
 """
 
 from __future__ import annotations
@@ -20,5 +21,15 @@ RANKINGS: tuple[Ranking, ...] = get_args(Ranking)
 FetchPolicy = Literal["auto", "always", "never"]
 # Whether a node sets the options of its Redis servers, or only verifies them.
 StoreCare = Literal["apply", "check"]
+# Which engine a node has; sim is the simulated one.
+EngineKind = Literal["torch", "sim"]
+# What an engine computes in; auto: the checkpoint's dtype, or what the device is fast in.
+DType = Literal["auto", "float32", "bfloat16"]
+# How weights of a plain checkpoint are rounded while they are loaded.
+Quantization = Literal["none", "fp8", "int8", "int4"]
+# What K and V are kept in; auto: the compute dtype.
+KVCacheDType = Literal["auto", "int8", "fp8"]
+# What drafts of next tokens are made of. There is no default: without a method there are no drafts.
+SpeculativeMethod = Literal["ngram", "suffix", "grammar"]
 # Who may use the KV of a tenant's prompts.
 Sharing = Literal["pool", "tenant"]

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from baton_engine.config.engine_config import DType
+from baton_protocol.policies import DType
 from benchmarks.engine.cpu_step import (
     HOST,
     PARTS,

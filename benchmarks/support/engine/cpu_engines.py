@@ -17,8 +17,9 @@ from typing import Any, Protocol
 import torch
 
 from baton_engine.build import build_torch
-from baton_engine.config.engine_config import BatchInvariant, DType, ModelImpl, TorchSettings
+from baton_engine.config.engine_config import BatchInvariant, ModelImpl, TorchSettings
 from baton_protocol.ids import RequestId
+from baton_protocol.policies import DType
 from baton_protocol.request import Request
 from baton_protocol.sampling import SamplingParams
 from benchmarks.support.engine.cpu_workloads import Workload

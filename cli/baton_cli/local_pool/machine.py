@@ -11,7 +11,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from baton_engine.config.engine_config import DType, on_cuda
+from baton_engine.config.engine_config import on_cuda
+from baton_protocol.policies import DType
 
 CPUINFO = Path("/proc/cpuinfo")
 CPU_QUOTA = Path("/sys/fs/cgroup/cpu.max")

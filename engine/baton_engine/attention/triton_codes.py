@@ -42,8 +42,14 @@ def is_fp8(codes: torch.Tensor) -> bool:
 
 
 @triton.jit
+def magnitude(x: tl.tensor) -> tl.tensor:
+    """The bits of |x| as integers, which have the numbers' order, infinity and NaN above all."""
+    return x.to(tl.int32, bitcast=True) & 0x7FFFFFFF
+
+
+@triton.jit
 def exponent_of(largest: tl.tensor, FP8: tl.constexpr) -> tl.tensor:
-    """The exponents, int32, of rows with these largest magnitudes."""
+    """The exponents, int32, of rows with these largest magnitude()s."""
     if FP8:
         power = tl.maximum((largest >> 23) - 126 - _FP8_BITS, _FP8_LOWEST)
     else:
@@ -55,7 +61,7 @@ def exponent_of(largest: tl.tensor, FP8: tl.constexpr) -> tl.tensor:
 def codes_of(x: tl.tensor, exponent: tl.tensor, FP8: tl.constexpr) -> tl.tensor:
     """The codes of float32 numbers of rows with these exponents."""
     inverse = ((127 - exponent) << 23).to(tl.float32, bitcast=True)
-    scaled = tl.where(exponent == _NOT_FINITE, 0.0, x * inverse)
+    scaled = tl.where(exponent == _NOT_FINITE, 0.0, x) * inverse
     if not FP8:
         near = (scaled + _ROUND) - _ROUND
         return tl.minimum(tl.maximum(near, -_MOST), _MOST).to(tl.int8)
@@ -74,6 +80,34 @@ def factors_of(exponent: tl.tensor) -> tl.tensor:
     power = exponent.to(tl.int32)
     factor = ((power + 127) << 23).to(tl.float32, bitcast=True)
     return tl.where(power == _NOT_FINITE, float("nan"), factor)
+
+
+@triton.jit
+def rounded(x: tl.tensor, largest: tl.tensor) -> tl.tensor:
+    """eight_bits.rounded() in int8 of float32 numbers of rows with these largest magnitude()s."""
+    exponent = exponent_of(largest, False)
+    return codes_of(x, exponent, False).to(tl.float32) * factors_of(exponent)
+
+
+@triton.jit
+def stored_row(
+    x_D: tl.tensor,
+    exponent_ptr: tl.tensor,
+    CODED: tl.constexpr,
+    FP8: tl.constexpr,
+    ROUNDS: tl.constexpr,
+) -> tl.tensor:
+    """What is stored of one row: its codes, whose exponent is stored here; or the row, or what it
+    is rounded to."""
+    if CODED:
+        wide_D = x_D.to(tl.float32)
+        exponent = exponent_of(tl.max(magnitude(wide_D), axis=0), FP8)
+        tl.store(exponent_ptr, exponent.to(tl.int8))
+        return codes_of(wide_D, exponent, FP8)
+    if ROUNDS:
+        wide_D = x_D.to(tl.float32)
+        return rounded(wide_D, tl.max(magnitude(wide_D), axis=0)).to(x_D.dtype)
+    return x_D
 
 
 @triton.jit

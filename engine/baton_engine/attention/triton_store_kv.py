@@ -14,8 +14,7 @@ import triton
 import triton.language as tl
 
 from baton_engine.attention.interface import KVSlots
-from baton_engine.attention.triton_codes import as_bytes, codes_of, exponent_of, is_fp8
-from baton_engine.attention.triton_eight_bits import magnitude, rounded_to_codes
+from baton_engine.attention.triton_codes import as_bytes, is_fp8, stored_row
 
 
 def store_kv(slots: KVSlots, k_TKH: torch.Tensor, v_TKV: torch.Tensor | None) -> None:
@@ -81,30 +80,16 @@ def _store_kv(
     dim_D = tl.arange(0, DIM_P)
     live_D = dim_D < DIM
     k_D = tl.load(k_TKH + token * k_token + head * k_head + dim_D, mask=live_D, other=0.0)
-    if ROUNDS:
-        wide_D = k_D.to(tl.float32)
-        k_D = rounded_to_codes(wide_D, tl.max(magnitude(wide_D), axis=0)).to(k_D.dtype)
     place = slot // BLOCK * k_block + head * k_row + slot % BLOCK * DIM
     # Codes and exponents have the same blocks.
     exponent_at = slot // BLOCK * k_block + head * exponent_row + slot % BLOCK
-    if CODED:
-        wide_D = k_D.to(tl.float32)
-        exponent = exponent_of(tl.max(magnitude(wide_D), 0), FP8)
-        tl.store(k_exponents + exponent_at, exponent.to(tl.int8))
-        k_D = codes_of(wide_D, exponent, FP8)
+    k_D = stored_row(k_D, k_exponents + exponent_at, CODED, FP8, ROUNDS)
     tl.store(k_PKBH + place + dim_D, k_D, mask=live_D)
     if VALUE > 0:
         value_D = tl.arange(0, VALUE_P)
         live_value_D = value_D < VALUE
         v_ptrs = v_TKV + token * v_token + head * v_head + value_D
         v_D = tl.load(v_ptrs, mask=live_value_D, other=0.0)
-        if ROUNDS:
-            wide_D = v_D.to(tl.float32)
-            v_D = rounded_to_codes(wide_D, tl.max(magnitude(wide_D), axis=0)).to(v_D.dtype)
-        if CODED:
-            wide_D = v_D.to(tl.float32)
-            exponent = exponent_of(tl.max(magnitude(wide_D), 0), FP8)
-            tl.store(v_exponents + exponent_at, exponent.to(tl.int8))
-            v_D = codes_of(wide_D, exponent, FP8)
+        v_D = stored_row(v_D, v_exponents + exponent_at, CODED, FP8, ROUNDS)
         place = slot // BLOCK * v_block + head * v_row + slot % BLOCK * VALUE
         tl.store(v_PKBV + place + value_D, v_D, mask=live_value_D)

@@ -17,18 +17,15 @@ from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Annotated, Any, ClassVar, Literal, Self
 
-from baton_engine.config.quantization.online import Quantization
 from baton_engine.config.speculative import SpeculativeConfig
 from baton_engine.errors import SettingsError
 from baton_protocol.errors import exact
 from baton_protocol.layout import StoreCodec
 from baton_protocol.options import ByteSize, option, option_of
+from baton_protocol.policies import DType, KVCacheDType, Quantization
 
 # The type of options that name a device.
 Device = Annotated[str, "device"]
-EngineKind = Literal["torch", "sim"]
-DType = Literal["auto", "float32", "bfloat16"]
-KVCacheDType = Literal["auto", "int8", "fp8"]
 Kernels = Literal["auto", "torch", "triton"]
 Overlap = Literal["auto", "on", "off"]
 BatchInvariant = Literal["auto", "on", "off"]

@@ -28,10 +28,11 @@ from baton_engine.config.engine_config import ModelImpl
 from baton_engine.config.gguf_config import read_gguf_config
 from baton_engine.config.layer_counts import DECODER, LayerCounts
 from baton_engine.config.model_config import ModelConfig
-from baton_engine.config.quantization.online import Quantization, online_config
+from baton_engine.config.quantization.online import online_config
 from baton_engine.config.quantization.read import KEY as QUANTIZATION
 from baton_engine.config.quantization.read import read_quantization
 from baton_engine.errors import ModelError, UnsupportedModel
+from baton_protocol.policies import Quantization
 from baton_text.gguf.header import is_gguf
 
 GROUP = "baton.model_families"

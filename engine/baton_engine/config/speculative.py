@@ -6,16 +6,16 @@ In: the flag's text, with vLLM's names of keys. Out: checked values. Imports no 
 from __future__ import annotations
 
 from difflib import get_close_matches
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any
 
 import msgspec
 from msgspec import Meta
 
 from baton_engine.errors import SettingsError
+from baton_protocol.policies import SpeculativeMethod
 
 FLAG = "--speculative-config"
 EXAMPLE = '{"method": "ngram", "num_speculative_tokens": 4}'
-Method = Literal["ngram", "suffix", "grammar"]
 Count = Annotated[int, Meta(ge=1, le=64)]
 Share = Annotated[float, Meta(ge=0, le=1)]
 
@@ -34,7 +34,7 @@ class SpeculativeConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknow
     In a choice with a grammar, the tokens that it allows alone are drafts with each method.
     """
 
-    method: Method
+    method: SpeculativeMethod
     num_speculative_tokens: Count = 4
     prompt_lookup_min: Count = 3
     prompt_lookup_max: Count = 5

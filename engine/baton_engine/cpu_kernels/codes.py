@@ -18,7 +18,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from baton_engine.cpu_kernels.eight_bits import decode_row, encode_row, row_exponent
+from baton_engine.cpu_kernels.eight_bits import can_encode, decode_row, encode_row, row_exponent
 from baton_engine.cpu_kernels.llvm_values import LANES
 from baton_engine.cpu_kernels.numbers import number_at, store_numbers
 from baton_engine.cpu_kernels.openmp import COUNTER, NONE_TAKEN, inlined, run_kernel
@@ -65,8 +65,8 @@ class CodeRows:
 
 
 def can_move(dtype: torch.dtype, device: torch.device, size: int) -> bool:
-    """Whether gather() and scatter() support rows of this many numbers: whole vectors, on a CPU."""
-    return device.type == "cpu" and dtype in (torch.float32, torch.bfloat16) and size % LANES == 0
+    """Whether gather() and scatter() support rows of this many numbers."""
+    return device.type == "cpu" and can_encode(dtype, size)
 
 
 def gather(rows: CodeRows, numbers_NBH: torch.Tensor) -> None:

@@ -16,8 +16,14 @@ import triton
 import triton.language as tl
 
 from baton_engine.attention.interface import KVSlots
-from baton_engine.attention.triton_codes import as_bytes, codes_of, exponent_of, is_fp8
-from baton_engine.attention.triton_eight_bits import magnitude, rounded_to_codes
+from baton_engine.attention.triton_codes import (
+    as_bytes,
+    codes_of,
+    exponent_of,
+    is_fp8,
+    magnitude,
+    rounded,
+)
 from baton_engine.layers.rotary import HeadNorm, RopeTables
 
 # Maximum number of heads per program: 16 heads of 128 are 2,048 numbers, enough for 4 warps.
@@ -123,8 +129,7 @@ def _rotate_store(
         # Numbers outside are 0.
         a, b = first.to(tl.float32), second.to(tl.float32)
         largest = tl.max(tl.maximum(magnitude(a), magnitude(b)), axis=1)[:, None]
-        first = rounded_to_codes(a, largest).to(kind)
-        second = rounded_to_codes(b, largest).to(kind)
+        first, second = rounded(a, largest).to(kind), rounded(b, largest).to(kind)
     slot = tl.load(slots_ptr + token)
     kept = inside & (head >= QUERIES) & (slot >= 0)
     part, kv_head = (head - QUERIES) // KV, (head - QUERIES) % KV

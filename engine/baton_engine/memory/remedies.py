@@ -10,7 +10,6 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
 from baton_engine.config.families import not_plain, quantized_online
-from baton_engine.config.quantization.online import Quantization
 from baton_engine.memory.demand import MemoryBudget, MemoryDemand
 from baton_engine.memory.estimate import (
     GIB,
@@ -20,6 +19,7 @@ from baton_engine.memory.estimate import (
 )
 from baton_engine.memory.fit import LEAST_LEN, fits, least_length, most_that, needed_bytes
 from baton_protocol.layout import CODES
+from baton_protocol.policies import Quantization
 
 MIB = 1 << 20
 ROUNDING_LEAST: Sequence[Quantization] = ("int8", "int4")

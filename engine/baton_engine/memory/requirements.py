@@ -12,11 +12,12 @@ from dataclasses import dataclass
 import msgspec
 from msgspec import UNSET
 
-from baton_engine.config.engine_config import KVCacheDType, TorchSettings
+from baton_engine.config.engine_config import TorchSettings
 from baton_engine.config.model_config import ModelConfig, compute_dtype
 from baton_engine.errors import SettingsError
 from baton_engine.memory.demand import MemoryDemand
 from baton_protocol.layout import LATENT, KVField, KVGroup, KVLayout, default_chunk_blocks
+from baton_protocol.policies import KVCacheDType
 
 # Default size of the pool on a CPU, where other processes share the memory.
 CPU_KV_BYTES = 1 << 30

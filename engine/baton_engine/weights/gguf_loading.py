@@ -49,7 +49,7 @@ def load_tensors(
 
 def _load(file: io.FileIO, entry: Entry, config: ModelConfig, parameter: Parameter) -> None:
     heads = rotary_heads(entry.name, config)
-    order_R = None if heads is None else _in_halves(entry.shape[0], heads)
+    order_R = None if heads is None else in_halves(entry.shape[0], heads)
     if not isinstance(parameter, BlockParameter):
         tensor = _octets(file, entry.begin, entry.end).view(PLAIN[entry.dtype]).view(entry.shape)
         parameter.load(tensor if order_R is None else tensor[order_R])
@@ -61,7 +61,7 @@ def _load(file: io.FileIO, entry: Entry, config: ModelConfig, parameter: Paramet
         parameter.load(octets.view(entry.shape[0], -1)[order_R])
 
 
-def _in_halves(rows: int, heads: int) -> torch.Tensor:
+def in_halves(rows: int, heads: int) -> torch.Tensor:
     """The order that puts the first members of all pairs of a head before all second ones. Some
     GGUF files have the two that rope rotates together side by side."""
     return torch.arange(rows).view(heads, -1, 2).transpose(1, 2).flatten()

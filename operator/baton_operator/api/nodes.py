@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Literal
+from typing import Annotated
 
 from msgspec import Meta, field
 
@@ -11,12 +11,13 @@ from baton_operator.api.flags import NodeFlag
 from baton_operator.api.record import Record
 from baton_operator.api.resources import Resources
 from baton_protocol.layout import StoreCodec
-
-EngineKind = Literal["torch", "sim"]
-DType = Literal["auto", "float32", "bfloat16"]
-Quantization = Literal["none", "fp8", "int8", "int4"]
-KVCacheDType = Literal["auto", "int8", "fp8"]
-SpeculativeMethod = Literal["ngram", "suffix", "grammar"]
+from baton_protocol.policies import (
+    DType,
+    EngineKind,
+    KVCacheDType,
+    Quantization,
+    SpeculativeMethod,
+)
 
 
 class SpeculativeSpec(Record, frozen=True, kw_only=True, rename=None, omit_defaults=True):

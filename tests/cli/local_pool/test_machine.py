@@ -9,7 +9,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from baton_cli.local_pool.machine import cores, cpu_flags, decide_dtype, share_cores
-from baton_engine.config.engine_config import Device, DType
+from baton_engine.config.engine_config import Device
+from baton_protocol.policies import DType
 
 AVX = frozenset({"avx2", "avx512_bf16"})
 OLD = frozenset({"avx2"})

@@ -25,8 +25,9 @@ from baton_cli.local_pool.supervisor import PoolPlan
 from baton_cli.main import read_command
 from baton_cli.options.devices import CUDA
 from baton_cli.options.records import CommonOptions, NodeOptions, RouterOptions, UpOptions
-from baton_engine.config.engine_config import EngineKind, SimConfig
+from baton_engine.config.engine_config import SimConfig
 from baton_node.artifacts import load_artifacts
+from baton_protocol.policies import EngineKind
 from baton_text.artifacts import BATON
 
 STORE = StoreUrls("unix:///s/index.sock", ("unix:///s/a.sock", "unix:///s/b.sock"))

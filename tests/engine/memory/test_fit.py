@@ -15,7 +15,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from baton_engine.config.families import quantized_online, read_config
-from baton_engine.config.quantization.online import Quantization
 from baton_engine.errors import SettingsError
 from baton_engine.memory.demand import Measured, MemoryBudget, MemoryDemand
 from baton_engine.memory.estimate import (
@@ -32,6 +31,7 @@ from baton_engine.memory.fit_check import check_fit, gib
 from baton_engine.memory.remedies import remedies
 from baton_engine.memory.requirements import batched_tokens
 from baton_protocol.layout import KVGroup
+from baton_protocol.policies import Quantization
 from tests.support.engines.demands import GIB, config_of, demand_of
 
 ROOT = Path(__file__).resolve().parents[3]

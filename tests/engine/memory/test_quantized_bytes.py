@@ -11,7 +11,6 @@ import torch
 
 from baton_engine.config.families import quantized_online, read_config
 from baton_engine.config.model_config import ModelConfig
-from baton_engine.config.quantization.online import Quantization
 from baton_engine.config.quantization.scheme import ORDER_BYTES
 from baton_engine.layers.experts import Experts, LoadedExperts, QuantizedExperts
 from baton_engine.layers.linear_method import LinearMethod, packed_methods
@@ -22,6 +21,7 @@ from baton_engine.memory.estimate import quantized_part, weight_bytes
 from baton_engine.models.registry import build_model
 from baton_engine.weights.dummy import fill_slots
 from baton_engine.weights.loader import load_weights
+from baton_protocol.policies import Quantization
 from tests.support.engines.demands import demand_of
 from tests.support.engines.quantized.gguf_files import make_gguf
 from tests.support.engines.quantized.quantized_models import LAYOUTS, make_quantized

@@ -11,7 +11,7 @@ import torch
 
 from baton_engine.attention.cpu_bf16 import multiplies_bf16
 from baton_engine.build import build_runner
-from baton_engine.config.engine_config import DType, TorchSettings
+from baton_engine.config.engine_config import TorchSettings
 from baton_engine.config.families import read_config
 from baton_engine.interface import PromptAsk, Row
 from baton_engine.layers.linear_method import (
@@ -22,6 +22,7 @@ from baton_engine.layers.linear_method import (
 )
 from baton_engine.layers.rotary import Rope, inverse_frequencies, rotate
 from baton_protocol.ids import BlockId
+from baton_protocol.policies import DType
 from baton_protocol.sampling import SamplingParams
 from tests.support.engines.tiny_models import EXPERT_MODELS, MORE_MODELS, TINY_MODELS, prompt_of
 from tests.support.engines.torch_engines import ask

@@ -16,12 +16,13 @@ from safetensors.torch import load_file, save_file
 from baton_engine.build import build_torch
 from baton_engine.config.engine_config import TorchSettings
 from baton_engine.config.families import quantized_online, read_config
-from baton_engine.config.quantization.online import SCHEMES, Quantization
+from baton_engine.config.quantization.online import SCHEMES
 from baton_engine.errors import UnsupportedModel
 from baton_engine.layers.quantization import online
 from baton_engine.layers.quantization.online import empty_weight, quantize_into
 from baton_engine.layers.quantization.quantized_weight import QuantizedWeight, dequantized
 from baton_engine.weights.safetensors_files import SINGLE_NAME
+from baton_protocol.policies import Quantization
 from tests.support.engines.quantized.online import rounded
 from tests.support.engines.quantized.quantized_models import make_quantized
 from tests.support.engines.tiny_models import prompt_of

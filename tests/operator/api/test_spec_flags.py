@@ -3,7 +3,7 @@ and a field that passes through to a flag has its default and its choices."""
 
 from __future__ import annotations
 
-from typing import get_args
+from typing import get_args, get_type_hints
 
 import pytest
 from msgspec.structs import replace
@@ -11,8 +11,6 @@ from msgspec.structs import replace
 from baton_cli.main import read_command
 from baton_cli.options.flag import flags_of
 from baton_cli.options.records import NodeOptions, RouterOptions
-from baton_engine.config.engine_config import DType, EngineKind
-from baton_operator.api import nodes
 from baton_operator.api.flags import NODE_FLAGS, ROUTER_FLAGS
 from baton_operator.api.nodes import EngineSpec
 from baton_operator.api.router import REQUEST_S
@@ -76,5 +74,6 @@ def test_a_field_that_passes_through_has_the_default_and_the_choices_of_its_flag
     assert (engine.block_size, engine.chunk_blocks) == (node.block_size, node.chunk_blocks)
     assert engine.max_model_len == node.max_model_len
 
-    assert get_args(nodes.EngineKind) == get_args(EngineKind)
-    assert get_args(nodes.DType) == get_args(DType)
+    fields, flags = get_type_hints(EngineSpec), get_type_hints(NodeOptions)
+    assert get_args(fields["kind"]) == get_args(flags["engine"])
+    assert get_args(fields["dtype"]) == get_args(flags["dtype"])

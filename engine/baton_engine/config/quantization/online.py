@@ -8,13 +8,11 @@ that need plain numbers, and embeddings, which are looked up.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Literal
 
 from baton_engine.config.quantization.patterns import ANY, HEAD, ROUTERS
 from baton_engine.config.quantization.scheme import QuantizationConfig, WeightScheme
+from baton_protocol.policies import Quantization
 
-# The values of --quantization.
-Quantization = Literal["none", "fp8", "int8", "int4"]
 LAYOUT = "online"
 # Inputs per scale and shift of int4.
 INT4_GROUP = 32

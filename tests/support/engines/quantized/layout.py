@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from baton_engine.config.quantization.online import Quantization
+from baton_protocol.policies import Quantization
 
 # A weight [O, I] in float32 -> the checkpoint's tensors by the last part of their name, and the
 # weight that they stand for.

@@ -11,7 +11,6 @@ import torch
 
 from baton_engine.attention.exact.row_rule import Product
 from baton_engine.config.families import read_config
-from baton_engine.config.quantization.online import Quantization
 from baton_engine.layers.experts import Experts, LoadedExperts
 from baton_engine.layers.linear_method import LinearMethod
 from baton_engine.layers.ops import TorchOps
@@ -19,6 +18,7 @@ from baton_engine.layers.parameter import WeightSlots, as_dense
 from baton_engine.layers.quantization.quantized_weight import Weight
 from baton_engine.models.registry import build_model
 from baton_engine.weights.loader import load_weights
+from baton_protocol.policies import Quantization
 
 F32 = torch.float32
 

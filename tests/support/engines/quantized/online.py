@@ -9,7 +9,8 @@ from collections.abc import Mapping
 
 import torch
 
-from baton_engine.config.quantization.online import INT4_GROUP, Quantization
+from baton_engine.config.quantization.online import INT4_GROUP
+from baton_protocol.policies import Quantization
 from tests.support.engines.quantized.layout import Layout, Quantize
 
 MODULES = (
