@@ -20,29 +20,20 @@ from baton_engine.cpu_kernels.openmp import COUNTER, task_class
 # The kernels of codes have K and V as codes of int8 or, with `fp8`, of fp8, and the exponents of
 # slots one byte apart.
 AttentionTask = task_class(
-    np.dtype(
-        [
-            COUNTER,
-            *((name, np.int64) for name in ("matrices", "height", "width", "block")),
-            *((name, np.int64) for name in ("dim", "value_dim", "blocks", "heads", "rows", "seen")),
-            *((name, np.int64) for name in ("keys", "values")),
-            *((f"key_{unit}_bytes", np.int64) for unit in ("block", "head", "slot")),
-            *((f"value_{unit}_bytes", np.int64) for unit in ("block", "head", "slot")),
-            *(
-                (name, np.int64)
-                for name in ("queries", "scores", "sinks", "sums", "output", "states")
-            ),
-            *((name, np.int64) for name in ("row_scores", "column", "split", "parts")),
-            *(
-                (name, np.int64)
-                for name in ("scores_order", "scores_block", "sums_order", "rounded")
-            ),
-            *((name, np.int64) for name in ("key_exponents", "value_exponents", "fp8")),
-            *((f"exponent_{unit}_bytes", np.int64) for unit in ("block", "head")),
-            ("scale", np.float32),
-        ],
-        align=True,
-    )
+    [
+        COUNTER,
+        *((name, np.int64) for name in ("matrices", "height", "width", "block")),
+        *((name, np.int64) for name in ("dim", "value_dim", "blocks", "heads", "rows", "seen")),
+        *((name, np.int64) for name in ("keys", "values")),
+        *((f"key_{unit}_bytes", np.int64) for unit in ("block", "head", "slot")),
+        *((f"value_{unit}_bytes", np.int64) for unit in ("block", "head", "slot")),
+        *((name, np.int64) for name in ("queries", "scores", "sinks", "sums", "output", "states")),
+        *((name, np.int64) for name in ("row_scores", "column", "split", "parts")),
+        *((name, np.int64) for name in ("scores_order", "scores_block", "sums_order", "rounded")),
+        *((name, np.int64) for name in ("key_exponents", "value_exponents", "fp8")),
+        *((f"exponent_{unit}_bytes", np.int64) for unit in ("block", "head")),
+        ("scale", np.float32),
+    ]
 )
 
 

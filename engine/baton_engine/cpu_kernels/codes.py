@@ -15,13 +15,19 @@ from typing import Any
 
 import numba
 import numpy as np
-import numpy.typing as npt
 import torch
 
 from baton_engine.cpu_kernels.eight_bits import can_encode, decode_row, encode_row, row_exponent
 from baton_engine.cpu_kernels.llvm_values import LANES
 from baton_engine.cpu_kernels.numbers import number_at, store_numbers
-from baton_engine.cpu_kernels.openmp import COUNTER, NONE_TAKEN, inlined, run_kernel
+from baton_engine.cpu_kernels.openmp import (
+    COUNTER,
+    NONE_TAKEN,
+    Task,
+    inlined,
+    run_kernel,
+    task_class,
+)
 from baton_engine.cpu_kernels.vectors import (
     broadcast,
     load_address,
@@ -40,14 +46,13 @@ _LOWEST_FP8 = LOWEST_EXPONENT - SMALLEST_POWER[torch.float8_e4m3fn]
 _NAN = np.float32(np.nan)
 # The addresses are of arrays: `rows` and `exponent_rows` int64 [N], `numbers` [N, B, H]. Page n has
 # its codes `unit` bytes times rows[n] after `codes`, and its exponents likewise.
-_TASK = np.dtype(
+_Rows = task_class(
     [
         COUNTER,
         *((name, np.int64) for name in ("pages", "block", "size", "numbers", "fp8")),
         *((name, np.int64) for name in ("codes", "unit", "rows")),
         *((name, np.int64) for name in ("exponents", "exponent_unit", "exponent_rows")),
-    ],
-    align=True,
+    ]
 )
 
 
@@ -81,10 +86,9 @@ def scatter(numbers_NBH: torch.Tensor, rows: CodeRows) -> None:
     run_kernel(bf16_scatter if bf16 else fp32_scatter, _task_of(rows, numbers_NBH))
 
 
-def _task_of(rows: CodeRows, numbers_NBH: torch.Tensor) -> npt.NDArray[Any]:
+def _task_of(rows: CodeRows, numbers_NBH: torch.Tensor) -> Task:
     assert numbers_NBH.is_contiguous(), "numbers are apart"
-    task = np.zeros(1, _TASK)
-    task[0] = (
+    task: Task = _Rows(
         *(NONE_TAKEN, *numbers_NBH.shape, numbers_NBH.data_ptr(), rows.fp8),
         *(rows.codes.data_ptr(), rows.codes.stride(0), rows.rows_N.data_ptr()),
         *(rows.exponents.data_ptr(), rows.exponents.stride(0), rows.exponent_rows_N.data_ptr()),

@@ -19,7 +19,15 @@ import torch
 
 from baton_engine.cpu_kernels.llvm_values import LANES
 from baton_engine.cpu_kernels.numbers import number_at, store_numbers
-from baton_engine.cpu_kernels.openmp import COUNTER, NONE_TAKEN, inlined, run_here, run_kernel
+from baton_engine.cpu_kernels.openmp import (
+    COUNTER,
+    NONE_TAKEN,
+    Task,
+    inlined,
+    run_here,
+    run_kernel,
+    task_class,
+)
 from baton_engine.cpu_kernels.vectors import (
     add,
     broadcast,
@@ -55,7 +63,7 @@ Pieces = npt.NDArray[np.int64]  # [N, 5]
 PIECE_BYTES = 5 * 8
 # Rows of a tensor that a thread takes at a time.
 SOME_ROWS = 64
-_TASK = np.dtype([COUNTER, ("count", np.int64), ("pieces", np.int64)], align=True)
+_Pieces = task_class([COUNTER, ("count", np.int64), ("pieces", np.int64)])
 _NAN = np.float32(np.nan)
 _INFINITY = 0x7F800000  # the bits of a float32, of which the exponent are those from 23 on
 # The stored exponent of a float32 is this much more than that of its row's codes.
@@ -128,10 +136,11 @@ def _run(
     run_kernel(function, _task_of(pieces_N5))
 
 
-def _task_of(pieces_N5: Pieces) -> npt.NDArray[Any]:
+def _task_of(pieces_N5: Pieces) -> Task:
     """The task of a kernel. It holds no reference to the pieces."""
     assert pieces_N5.flags.c_contiguous, "pieces are apart"
-    return np.array([(NONE_TAKEN, len(pieces_N5), pieces_N5.ctypes.data)], _TASK)
+    task: Task = _Pieces(NONE_TAKEN, len(pieces_N5), pieces_N5.ctypes.data)
+    return task
 
 
 def fp32_encode(pointer: Any) -> None:

@@ -42,6 +42,7 @@ from baton_engine.cpu_kernels.openmp import (
     inlined,
     keep_until_here,
     run_kernel,
+    task_class,
 )
 from baton_engine.cpu_kernels.silu import silu_product
 from baton_engine.cpu_kernels.vectors import (
@@ -88,7 +89,7 @@ _ONE_BF16_ROW, _TWO_BF16_ROWS, _FOUR_BF16_ROWS, _SIX_BF16_ROWS = (
 # [E, B, 64], or 0; `source` and `target`, rows of `inputs` and `outputs` numbers. Outputs of down
 # have the order of unsorted pairs. They are added up, each times one of `factors` float32 [P], in
 # `sums` [T, `outputs`], when `finished` int64 [B] has counted all parts of a block.
-_EXPERTS = np.dtype(
+_Experts = task_class(
     [
         COUNTER,
         *((name, np.int64) for name in ("tokens", "chosen", "part_count", "parts", "order")),
@@ -96,8 +97,7 @@ _EXPERTS = np.dtype(
         *((name, np.int64) for name in ("factors", "finished", "sums")),
         *((name, np.int64) for name in ("blocks", "words", "weights", "bias")),
         *((name, np.int64) for name in ("source", "inputs", "target", "outputs")),
-    ],
-    align=True,
+    ]
 )
 
 
@@ -162,13 +162,12 @@ def multiply_experts(
         *(weights_TC.data_ptr(), finished_B.ctypes.data, out_TD.data_ptr()),
     )
     bf16 = dtype == torch.bfloat16
-    task = np.zeros(1, _EXPERTS)
-    task[0] = (
+    task = _Experts(
         *(*common, *_places(packed.gate_up_EBIW, packed.gate_up_bias_EBW)),
         *(*_rows(x_TD), *_rows(inner_PF)),
     )
     run_kernel(bf16_gate_up if bf16 else fp32_gate_up, task)
-    task[0] = (
+    task = _Experts(
         *(*common, *_places(packed.down_EBIW, packed.down_bias_EBW)),
         *(*_rows(inner_PF), *_rows(out_PD)),
     )

@@ -37,15 +37,12 @@ SOME_ROWS = 4
 # which is float32 if it is `wide`; `delta` may be 0. The mean square of a row is the sum of squares
 # by `size`.
 _Norm = task_class(
-    np.dtype(
-        [
-            COUNTER,
-            *((name, np.int64) for name in ("rows", "columns", "size")),
-            *((name, np.int64) for name in ("x", "delta", "weight", "wide", "out")),
-            ("eps", np.float32),
-        ],
-        align=True,
-    )
+    [
+        COUNTER,
+        *((name, np.int64) for name in ("rows", "columns", "size")),
+        *((name, np.int64) for name in ("x", "delta", "weight", "wide", "out")),
+        ("eps", np.float32),
+    ]
 )
 
 

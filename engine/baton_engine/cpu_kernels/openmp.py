@@ -17,14 +17,13 @@ import functools
 import hashlib
 import os
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from typing import Any, ClassVar
 
 import numba
 import numpy as np
-import numpy.typing as npt
 import torch
 
 # The first field of a task: how many parts of it threads have taken. It has a cache line of its
@@ -61,8 +60,9 @@ class Task(ctypes.Structure):
     record: ClassVar[np.dtype[Any]]
 
 
-def task_class(record: np.dtype[Any]) -> type[Any]:
-    """A class of tasks with the fields of an aligned record. All are 0 at first."""
+def task_class(columns: Sequence[tuple[Any, ...]]) -> type[Any]:
+    """A class of tasks with these fields, as numpy names and types them. All are 0 at first."""
+    record = np.dtype([*columns], align=True)
     assert record.names is not None
     assert record.fields is not None
     fields = [(name, _field_type(record.fields[name][0])) for name in record.names]
@@ -76,13 +76,11 @@ def _field_type(field: np.dtype[Any]) -> Any:
     return found if not field.shape else found * field.shape[0]
 
 
-def run_kernel(
-    function: Callable[[Any], None], task: npt.NDArray[Any] | Task, parts: int | None = None
-) -> None:
+def run_kernel(function: Callable[[Any], None], task: Task, parts: int | None = None) -> None:
     """Call a kernel on each of torch's threads with a pointer to `task`, and wait. On this thread
     alone if torch has one thread or another OpenMP library, or if there is one part to take."""
     entry = _entry(function, task)
-    argument = ctypes.addressof(task) if isinstance(task, Task) else task.ctypes.data
+    argument = ctypes.addressof(task)
     threads = 1 if parts == 1 else torch.get_num_threads()
     parallel = _parallel() if threads > 1 else None
     if parallel is None:
@@ -91,18 +89,16 @@ def run_kernel(
         parallel(entry[0], argument, threads, 0)
 
 
-def run_here(function: Callable[[Any], None], task: npt.NDArray[Any]) -> None:
+def run_here(function: Callable[[Any], None], task: Task) -> None:
     """The same on the calling thread alone, without Python's lock: for threads beside the steps."""
-    _entry(function, task)[1](task.ctypes.data)
+    _entry(function, task)[1](ctypes.addressof(task))
 
 
-def _entry(
-    function: Callable[[Any], None], task: npt.NDArray[Any] | Task
-) -> tuple[int, Callable[[int], None]]:
+def _entry(function: Callable[[Any], None], task: Task) -> tuple[int, Callable[[int], None]]:
     """The address of the compiled function, and the function."""
     entry = _entries.get(function)
     if entry is None:
-        address = _compiled(function, task.record if isinstance(task, Task) else task.dtype)
+        address = _compiled(function, task.record)
         entry = _entries[function] = address, _FUNCTION(address)
     return entry
 

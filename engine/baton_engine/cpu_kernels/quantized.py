@@ -95,17 +95,14 @@ _NATIVE = all(_FEATURES.get(name) for name in ("avx512bf16", "avx512vbmi", "avx5
 # are 0, 1, 2, ...; `codes` [E, B, H, Y], `scales` and `shifts` float32 [E, B, G, W], `bias` float32
 # [E, B, W]; `factors` float32, one per row of `source`. `shifts`, `bias` and `factors` may be 0.
 _Product = task_class(
-    np.dtype(
-        [
-            COUNTER,
-            *((name, np.int64) for name in ("part_count", "parts", "sources", "targets")),
-            *((name, np.int64) for name in ("blocks", "pairs", "group_pairs", "groups", "codes")),
-            *((name, np.int64) for name in ("scales", "shifts", "bias", "tables", "factors")),
-            *((name, np.int64) for name in ("source", "source_bytes", "target", "outputs")),
-            ("rounded", np.int64),
-        ],
-        align=True,
-    )
+    [
+        COUNTER,
+        *((name, np.int64) for name in ("part_count", "parts", "sources", "targets")),
+        *((name, np.int64) for name in ("blocks", "pairs", "group_pairs", "groups", "codes")),
+        *((name, np.int64) for name in ("scales", "shifts", "bias", "tables", "factors")),
+        *((name, np.int64) for name in ("source", "source_bytes", "target", "outputs")),
+        ("rounded", np.int64),
+    ]
 )
 
 

@@ -39,19 +39,16 @@ from baton_engine.cpu_kernels.vectors import (
 # block, head and slot to the next in both. `rounds` is 1 or 0. With codes, which are of fp8 if
 # `fp8`, a layer has its exponents one byte per slot and `exponent_step` bytes per head apart.
 _RopeStore = task_class(
-    np.dtype(
-        [
-            COUNTER,
-            *((name, np.int64) for name in ("tokens", "queries", "kv_heads", "dim", "half")),
-            *((name, np.int64) for name in ("heads", "q", "cos", "sin", "weights", "slots")),
-            *((name, np.int64) for name in ("keys", "values", "block")),
-            *((name, np.int64) for name in ("block_step", "head_step", "slot_step", "rounds")),
-            *((name, np.int64) for name in ("key_exponents", "value_exponents")),
-            *((name, np.int64) for name in ("exponent_step", "fp8")),
-            ("eps", np.float32),
-        ],
-        align=True,
-    )
+    [
+        COUNTER,
+        *((name, np.int64) for name in ("tokens", "queries", "kv_heads", "dim", "half")),
+        *((name, np.int64) for name in ("heads", "q", "cos", "sin", "weights", "slots")),
+        *((name, np.int64) for name in ("keys", "values", "block")),
+        *((name, np.int64) for name in ("block_step", "head_step", "slot_step", "rounds")),
+        *((name, np.int64) for name in ("key_exponents", "value_exponents")),
+        *((name, np.int64) for name in ("exponent_step", "fp8")),
+        ("eps", np.float32),
+    ]
 )
 
 

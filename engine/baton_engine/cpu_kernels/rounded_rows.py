@@ -36,14 +36,11 @@ LARGEST, LEAST = np.float32(127.0), np.float32(-128.0)
 # The argument of the kernels. The addresses are of arrays: `source` and `codes` [T, I], `scales`
 # float32 [T]. `scale` is the given one, or 0.
 _Rounding = task_class(
-    np.dtype(
-        [
-            COUNTER,
-            *((name, np.int64) for name in ("rows", "columns", "source", "codes", "scales")),
-            ("scale", np.float32),
-        ],
-        align=True,
-    )
+    [
+        COUNTER,
+        *((name, np.int64) for name in ("rows", "columns", "source", "codes", "scales")),
+        ("scale", np.float32),
+    ]
 )
 
 

@@ -34,10 +34,7 @@ SOME_COLUMNS = 1024
 # The argument of silu_mul's kernels: the addresses of [T, 2 F] and [T, F]. `next` is the part of a
 # row that the next free thread takes.
 _Silu = task_class(
-    np.dtype(
-        [COUNTER, *((name, np.int64) for name in ("rows", "columns", "source", "target"))],
-        align=True,
-    )
+    [COUNTER, *((name, np.int64) for name in ("rows", "columns", "source", "target"))]
 )
 
 

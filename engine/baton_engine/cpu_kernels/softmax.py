@@ -22,7 +22,7 @@ import torch
 
 from baton_engine.cpu_kernels.llvm_values import LANES
 from baton_engine.cpu_kernels.numbers import ONE, ZERO, exponential
-from baton_engine.cpu_kernels.openmp import COUNTER, NONE_TAKEN, inlined, run_kernel
+from baton_engine.cpu_kernels.openmp import COUNTER, NONE_TAKEN, inlined, run_kernel, task_class
 from baton_engine.cpu_kernels.vectors import (
     add,
     broadcast,
@@ -48,14 +48,13 @@ from baton_engine.cpu_kernels.vectors import (
 # each row, the keys [begin, end) that it sees. `sinks` is the address of float32 [X, M], or 0 if
 # rows have no sink. Weights go to `target`, [X, C, Y, S]. If `factors` is not 0, they are weights
 # by split, and it is the address of SplitFactors.factors_XMC2.
-_SOFTMAX = np.dtype(
+_Softmax = task_class(
     [
         COUNTER,
         *((name, np.int64) for name in ("matrices", "used", "height", "keys", "split")),
         *((name, np.int64) for name in ("source", "lost", "seen", "sinks", "target", "factors")),
         ("scale", np.float32),
-    ],
-    align=True,
+    ]
 )
 HIDDEN = np.float32(-np.inf)
 # Rows that a thread takes at a time.
@@ -82,8 +81,9 @@ def softmax_(scores_TL: torch.Tensor, sinks_T: torch.Tensor | None = None) -> to
     rows, keys = scores_TL.shape
     seen = np.array([(0, keys)], np.int32)
     place, sinks = scores_TL.data_ptr(), _address(sinks_T)
-    task = np.zeros(1, _SOFTMAX)
-    task[0] = (NONE_TAKEN, rows, 1, 1, keys, keys, place, 0, seen.ctypes.data, sinks, place, 0, 1.0)
+    task = _Softmax(
+        NONE_TAKEN, rows, 1, 1, keys, keys, place, 0, seen.ctypes.data, sinks, place, 0, 1.0
+    )
     run_kernel(fp32_softmax, task)
     return scores_TL
 
@@ -108,8 +108,7 @@ def prompt_weights(
     near_XYL, lost_XYL = scores if isinstance(scores, tuple) else (scores, scores)
     matrices, height, keys = near_XYL.shape
     weights_XCYS = torch.empty(matrices, keys // split, height, split, dtype=dtype)
-    task = np.zeros(1, _SOFTMAX)
-    task[0] = (
+    task = _Softmax(
         *(NONE_TAKEN, matrices, len(seen_M2), height, keys, split, near_XYL.data_ptr()),
         *(lost_XYL.data_ptr(), seen_M2.ctypes.data, _address(sinks_XM)),
         *(
@@ -132,8 +131,7 @@ def split_weights_(scores_XML: torch.Tensor, split: int, factors: SplitFactors) 
     keys = scores_XML.shape[-1]
     rows = scores_XML.numel() // keys
     seen, place = np.array([(0, keys)], np.int32), scores_XML.data_ptr()
-    task = np.zeros(1, _SOFTMAX)
-    task[0] = (
+    task = _Softmax(
         *(NONE_TAKEN, rows, 1, 1, keys, split, place, 0, seen.ctypes.data, 0, place),
         *(factors.factors_XMC2.data_ptr(), 1.0),
     )

@@ -14,7 +14,7 @@ import torch
 
 from baton_engine.cpu_kernels.llvm_values import LANES
 from baton_engine.cpu_kernels.numbers import number_at, store_numbers
-from baton_engine.cpu_kernels.openmp import COUNTER, NONE_TAKEN, inlined, run_kernel
+from baton_engine.cpu_kernels.openmp import COUNTER, NONE_TAKEN, inlined, run_kernel, task_class
 from baton_engine.cpu_kernels.softmax import SplitFactors
 from baton_engine.cpu_kernels.vectors import (
     add,
@@ -28,13 +28,12 @@ from baton_engine.cpu_kernels.vectors import (
 # The argument of the kernels that add splits: the addresses of sums [X, C, Y, H] and of output
 # rows of `heads` * H numbers, the first of which is that of the first token. Row m of matrix x is
 # query head (`first` + x) G + m % G of token m // G. `factors` are those of SplitFactors, or 0.
-_SPLITS = np.dtype(
+_Splits = task_class(
     [
         COUNTER,
         *((name, np.int64) for name in ("matrices", "splits", "height", "dim", "tokens")),
         *((name, np.int64) for name in ("group", "heads", "first", "sums", "output", "factors")),
-    ],
-    align=True,
+    ]
 )
 
 
@@ -55,8 +54,7 @@ def add_splits(
     """Add the splits of each row in ascending order, in float32, and write the sums of the T G rows
     of matrix x to query heads (first + x) G and following of `out_TNH`."""
     matrices, splits, height, dim = sums_XCYH.shape
-    task = np.zeros(1, _SPLITS)
-    task[0] = (
+    task = _Splits(
         *(NONE_TAKEN, matrices, splits, height, dim, len(out_TNH), group, out_TNH.shape[1], first),
         *(sums_XCYH.data_ptr(), out_TNH.data_ptr()),
         0 if factors is None else factors.factors_XMC2.data_ptr(),

@@ -13,7 +13,9 @@ import numpy as np
 import pytest
 
 from baton_engine.cpu_kernels import openmp
-from baton_engine.cpu_kernels.openmp import run_kernel
+from baton_engine.cpu_kernels.openmp import run_kernel, task_class
+
+SeenBy = task_class([("seen", np.int64)])
 
 
 def first(pointer: Any) -> None:
@@ -29,9 +31,9 @@ def third(pointer: Any) -> None:
 
 
 def seen_by(kernel: Callable[[Any], None]) -> int:
-    task = np.zeros(1, [("seen", np.int64)])
+    task = SeenBy()
     run_kernel(kernel, task)
-    return int(task[0]["seen"])
+    return int(task.seen)
 
 
 @pytest.fixture(scope="module")
