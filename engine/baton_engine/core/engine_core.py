@@ -48,7 +48,7 @@ from baton_engine.interface import (
 from baton_engine.kv.block_pool import BlockPool
 from baton_engine.kv.host_blocks import HostMemory
 from baton_engine.kv.host_tier import HostTier
-from baton_engine.scheduling.drafting import Drafting
+from baton_engine.scheduling.draft_source import DraftSource
 from baton_engine.scheduling.ranges import Run
 from baton_engine.scheduling.scheduler import Scheduler
 from baton_engine.scheduling.sequence import BlockNaming, RequestState, Submission, given_ids
@@ -84,7 +84,7 @@ class EngineCore:
         *,
         stored: StoredMemory | None = None,
         overlap: bool = False,
-        drafter: Drafting | None = None,
+        drafter: DraftSource | None = None,
     ) -> None:
         if runner.memory.layout != info.layout:
             raise ValueError(f"the runner's pool is {runner.memory.layout}, not {info.layout}")
@@ -334,7 +334,7 @@ class EngineCore:
             self._refusals = 0
 
     @staticmethod
-    def _note_time(drafter: Drafting, step: InFlightStep, seconds: float) -> None:
+    def _note_time(drafter: DraftSource, step: InFlightStep, seconds: float) -> None:
         """Tell the drafter how long a step took, if none of its sequences computed its prompt."""
         if all(piece.count == 1 + len(piece.drafts) for piece in step.pieces):
             drafter.note_step(sum(piece.count for piece in step.pieces), seconds)

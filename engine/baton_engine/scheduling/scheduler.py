@@ -4,7 +4,7 @@ In: sequences. Out: for each step a list of Piece(sequence, count) under one tok
 no phases. Tokens computed catch up with tokens known, and runs that landed are skipped:
 
 1. Running sequences with one token missing (decode), oldest first. After its last known token, a
-   sequence may compute drafts of the next ones (see `drafting`), as far as budget and
+   sequence may compute drafts of the next ones (see `draft_source`), as far as budget and
    free blocks allow: drafts never preempt. If such a sequence needs a block per group of layers and
    too few are free, the scheduler preempts the youngest sequence: first among waiting sequences
    that hold blocks, then among running ones, this one included. A preempted sequence is queued
@@ -39,7 +39,7 @@ import msgspec
 
 from baton_engine.config.step_sizes import PROMPT_ROWS
 from baton_engine.kv.block_pool import BlockPool
-from baton_engine.scheduling.drafting import Drafting
+from baton_engine.scheduling.draft_source import DraftSource
 from baton_engine.scheduling.sequence import Sequence, blocks_for
 from baton_engine.scheduling.step_limits import StepLimits
 from baton_protocol.ids import BlockHash, BlockId
@@ -90,7 +90,7 @@ class Scheduler:
         *,
         max_batched_tokens: int,
         max_num_seqs: int,
-        drafter: Drafting | None = None,
+        drafter: DraftSource | None = None,
     ) -> None:
         self._pool = pool
         self._drafter = drafter
@@ -207,7 +207,7 @@ class Scheduler:
         return budget
 
     def _with_drafts(
-        self, pieces: list[Piece], budget: int, drafter: Drafting
+        self, pieces: list[Piece], budget: int, drafter: DraftSource
     ) -> tuple[list[Piece], int]:
         """Add drafts to the pieces of decoding sequences, and give them blocks for these if some
         are free. Returns the pieces and the budget that is left. A sequence whose last token is

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from baton_engine.core.engine_core import EngineCore
+from baton_engine.interface import TokenOut
 from baton_engine.speculation.drafter import Drafter
 from baton_engine.speculation.forced import ForcedTokens
 from baton_protocol.sampling import StructuredOutput
@@ -34,6 +35,10 @@ def drafting(made: Drafter, **changes: Any) -> EngineCore:
 
 def run_of(engine: EngineCore, **params: Any) -> Run:
     return run_all(engine, [make_request("a", 9, **{"max_tokens": 24, "logprobs": 2} | params)])
+
+
+def by_choice(run: Run) -> list[TokenOut]:
+    return sorted(run.tokens, key=lambda token: (token.choice, token.offset))
 
 
 def work(run: Run) -> int:
@@ -96,8 +101,7 @@ def test_no_drafts_change_a_token(
     proposer = Guesses(alone.all_ids(), drafts) if isinstance(drafts, int) else Fixed(drafts)
     engine = drafting(drafter(proposer), eos_every=9, overlap=overlap)
     run = run_of(engine, **params)
-    key = lambda token: (token.choice, token.offset)  # noqa: E731
-    assert sorted(run.tokens, key=key) == sorted(alone.tokens, key=key)
+    assert by_choice(run) == by_choice(alone)
     assert engine.load().free_blocks == engine.info.num_blocks
 
 

@@ -8,7 +8,7 @@ from typing import Protocol
 from baton_engine.scheduling.sequence import Sequence
 
 
-class Drafting(Protocol):
+class DraftSource(Protocol):
     def draft(self, sequences: Seq[Sequence]) -> list[Seq[int]]:
         """For each sequence the ids to compute after its last known token, often none. One known
         token of each sequence is not computed, and no token is awaited."""
