@@ -12,7 +12,7 @@ import msgspec
 from msgspec import Meta
 
 from baton_engine.errors import SettingsError
-from baton_protocol.policies import SpeculativeMethod
+from baton_protocol.policies import Quantization, SpeculativeMethod
 
 FLAG = "--speculative-config"
 EXAMPLE = '{"method": "ngram", "num_speculative_tokens": 4}'
@@ -30,6 +30,8 @@ class SpeculativeConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknow
       `suffix_decoding_min_token_prob`; at most `suffix_decoding_max_spec_factor` times as many as
       the end has tokens, and ends have at most `suffix_decoding_max_tree_depth` tokens.
     - "grammar": no drafts but those of grammars.
+    - "draft_model": what the model in the folder `model` generates. It has the same tokenizer, and
+      its weights are rounded as `quantization` says (see --quantization).
 
     In a choice with a grammar, the tokens that it allows alone are drafts with each method.
     """
@@ -41,6 +43,8 @@ class SpeculativeConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknow
     suffix_decoding_max_tree_depth: Annotated[int, Meta(ge=1, le=1024)] = 24
     suffix_decoding_max_spec_factor: Annotated[float, Meta(gt=0, le=64)] = 1.0
     suffix_decoding_min_token_prob: Share = 0.1
+    model: str | None = None
+    quantization: Quantization = "none"
 
     @classmethod
     def parse(cls, text: str) -> SpeculativeConfig:
@@ -68,6 +72,14 @@ class SpeculativeConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknow
             raise SettingsError(
                 f"{FLAG}: prompt_lookup_min {self.prompt_lookup_min} is larger than"
                 f" prompt_lookup_max {self.prompt_lookup_max}"
+            )
+        if self.method == "draft_model" and not self.model:
+            raise SettingsError(f"{FLAG}: draft_model needs a model, the folder of the one to use")
+        if self.method != "draft_model" and self.model is not None:
+            raise SettingsError(f"{FLAG}: {self.method} has no use for the model {self.model}")
+        if self.model is None and self.quantization != "none":
+            raise SettingsError(
+                f"{FLAG}: {self.method} has no weights for the quantization {self.quantization}"
             )
 
 

@@ -64,7 +64,7 @@ def _numbers(demand: MemoryDemand, room: MemoryBudget) -> str:
 def _parts(demand: MemoryDemand, length: int) -> dict[str, int]:
     """Bytes of everything except KV, by name."""
     return {
-        "weights": resident_bytes(demand),
+        "weights" if demand.second is None else "weights of both models": resident_bytes(demand),
         "activations": activation_bytes(demand, length),
         "graphs": graph_bytes(demand),
         "spare": SPARE_BYTES[demand.device],

@@ -19,11 +19,12 @@ from baton_engine.config.families import read_config
 from baton_engine.config.model_config import ModelConfig, compute_dtype
 from baton_engine.errors import SettingsError
 from baton_engine.kv.host_blocks import slots_for
-from baton_engine.memory.demand import Measured, MemoryBudget, MemoryDemand
+from baton_engine.memory.demand import Measured, MemoryBudget, MemoryDemand, SecondDemand
 from baton_engine.memory.fit import free_blocks
 from baton_engine.memory.fit_check import check_fit, pool_text
 from baton_engine.memory.host_memory import check_asked, free_memory
 from baton_engine.memory.requirements import CPU_KV_BYTES, CPU_SHARE, demand_of, layout_of
+from baton_engine.runner.second_model import SecondModel, second_model
 from baton_engine.weights.checkpoint import weight_files
 from baton_protocol.layout import KVLayout
 
@@ -50,6 +51,24 @@ class EnginePlan:
     kernels: Kernels
     overlap: bool
     exact: bool  # --batch-invariant
+    second: SecondModel | None = None  # drafts
+
+    @property
+    def of_second(self) -> EnginePlan | None:
+        """The plan of the second model alone. Its pool holds as many tokens as the target's."""
+        demand = self.demand.of_second
+        if demand is None:
+            return None
+        return replace(
+            self,
+            config=demand.config,
+            layout=demand.layout,
+            demand=demand,
+            num_blocks=self.demand.second_blocks(self.num_blocks),
+            host_slots=0,
+            max_model_len=min(self.max_model_len, demand.config.max_positions),
+            second=None,
+        )
 
     def measured(self, bytes_measured: Measured) -> EnginePlan:
         """The plan with the memory measured after the weights were loaded. Raises SettingsError if
@@ -83,6 +102,10 @@ def make_plan(
     room = _room(settings, device, free())
     card = room.total if room is not None and device.type == "cuda" else None
     demand = demand_of(settings, config, layout, kernels=kernels, card=card)
+    second = second_model(settings, config, demand.dtype)
+    if second is not None:
+        kept = SecondDemand(config=second.config, layout=layout_of(second.settings, second.config))
+        demand = replace(demand, second=kept)
     num_blocks = _num_blocks(demand, room)
     return EnginePlan(
         config=config,
@@ -97,6 +120,7 @@ def make_plan(
         kernels=kernels,
         overlap=settings.overlap == "on" or (settings.overlap == "auto" and device.type == "cuda"),
         exact=_exact(settings, config, device, kernels),
+        second=second,
     )
 
 
