@@ -152,7 +152,7 @@ def _no_second_model(demand: MemoryDemand, room: MemoryBudget) -> Remedy | None:
     """Does not apply to measured bytes, of which nobody knows what one of two models takes."""
     if demand.second is None or demand.measured is not None:
         return None
-    return Remedy("no draft model (--speculative-config)", replace(demand, second=None), room)
+    return Remedy("--speculative-config without a draft model", replace(demand, second=None), room)
 
 
 def _larger_share(demand: MemoryDemand, room: MemoryBudget) -> Remedy | None:

@@ -119,6 +119,13 @@ def test_a_model_with_another_tokenizer_is_refused(
         small_engine(folder, speculative_config=speculative(other))
 
 
+def test_a_folder_without_a_model_is_refused(
+    tiny_model: Callable[[str], Path], tmp_path: Path
+) -> None:
+    with pytest.raises(SettingsError, match=f"^--speculative-config: model folder {tmp_path}"):
+        small_engine(tiny_model(TARGET), speculative_config=speculative(tmp_path))
+
+
 def with_ids(folder: Path, to: Path, count: int) -> Path:
     """A copy of a model with this number of token ids, to compute with random weights."""
     shutil.copytree(folder, to)
@@ -171,4 +178,4 @@ def test_an_engine_without_memory_for_the_second_model_is_refused(
         build_torch(settings, free=lambda: GIB // 4 + GIB // 16)
     message = str(refused.value)
     assert "weights of both models" in message
-    assert "no draft model (--speculative-config)" in message
+    assert "--speculative-config without a draft model" in message
