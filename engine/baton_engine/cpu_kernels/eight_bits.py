@@ -72,7 +72,7 @@ Pieces = npt.NDArray[np.int64]  # [N, 5]
 PIECE_BYTES = 5 * 8
 # Rows of a tensor that a thread takes at a time.
 SOME_ROWS = 64
-# A row is prefetched so many rows before it is encoded.
+# A row is prefetched while the row this number before it is encoded.
 ROWS_AHEAD = 16
 LINE_BYTES = 64
 _Pieces = task_class([COUNTER, ("count", np.int64), ("pieces", np.int64)])
