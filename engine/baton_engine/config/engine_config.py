@@ -55,8 +55,9 @@ class EngineConfig:
     )
     kv_cache_dtype: KVCacheDType = option(
         "auto",
-        "keep K and V in 8 bits, with a power of two per token and head; auto: in the compute"
-        " dtype; nodes with different values share no KV",
+        "keep K and V in 8 bits, with a power of two per token and head; auto: as the checkpoint's"
+        " kv_cache_scheme says, or else in the compute dtype; nodes with different values share no"
+        " KV",
     )
     device: Device = option("cpu", "device of the engine; cuda: the first GPU")
     gpu_memory_utilization: float = option(

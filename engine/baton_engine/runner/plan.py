@@ -23,7 +23,13 @@ from baton_engine.memory.demand import Measured, MemoryBudget, MemoryDemand, Sec
 from baton_engine.memory.fit import free_blocks
 from baton_engine.memory.fit_check import check_fit, pool_text
 from baton_engine.memory.host_memory import check_asked, free_memory
-from baton_engine.memory.requirements import CPU_KV_BYTES, CPU_SHARE, demand_of, layout_of
+from baton_engine.memory.requirements import (
+    CPU_KV_BYTES,
+    CPU_SHARE,
+    demand_of,
+    kv_cache_dtype,
+    layout_of,
+)
 from baton_engine.runner.second_model import SecondModel, second_model
 from baton_engine.weights.checkpoint import weight_files
 from baton_protocol.layout import KVLayout
@@ -98,6 +104,10 @@ def make_plan(
     if unused := unused_gpus(settings.device, cuda_devices):
         logger.warning("%s", unused)
     layout = layout_of(settings, config)
+    kept = kv_cache_dtype(settings, config)
+    if kept != settings.kv_cache_dtype:
+        why = "the checkpoint is made for it; its scales of K and V are not needed"
+        logger.info("--kv-cache-dtype auto: %s, because %s", kept, why)
     host_slots = slots_for(settings.host_kv_memory, layout)
     kernels = choose_kernels(settings.kernels, device, compute_dtype(config, settings.dtype))
     room = _room(settings, device, free())
