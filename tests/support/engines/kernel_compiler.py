@@ -434,9 +434,7 @@ class Compiler:
         return Path(next(iter(kernel.metadata_group.values()))).parent
 
 
-def compile_all(
-    cases: Iterable[tuple[str, int]], folder: Path | None = None
-) -> Iterator[Compiled]:
+def compile_all(cases: Iterable[tuple[str, int]], folder: Path | None = None) -> Iterator[Compiled]:
     """Compile the cases, each given by its name and its architecture. `folder`: see Compiler."""
     found: list[Compiled] = []
     gpu, compiler = AbsentGpu(), Compiler(folder)
