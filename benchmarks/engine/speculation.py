@@ -56,7 +56,7 @@ KEYS = (
 )
 PASSAGE, GIVEN = 200, 24  # tokens of a passage, and how many of them the answer begins with
 RANDOM_PROMPT = 64
-KV_TOKENS = 32 * 1024
+KV_TOKENS = 12 * 1024
 
 
 @dataclass(frozen=True)
@@ -130,8 +130,7 @@ def main() -> int:
     folder = fetch_demo(None, print)
     print(f"{machine()}; {options.threads} threads, {DTYPE}, {options.passes} passes")
     work = [each for name in options.work for each in MAKERS[name](folder, options.tokens)]
-    if options.quick:
-        work = [each for each in work if each.batch <= 8]
+    work = [each for each in work if each.batch in options.batch]
     verdicts: list[Verdict] = []
     with ExitStack() as stack:
         names = dict.fromkeys([PLAIN, *(name for each in work for name in each.sides)])
@@ -154,12 +153,13 @@ def parse_options() -> argparse.Namespace:
     add = parser.add_argument
     add("--quick", action="store_true", help="one pass of 16 tokens, no batch of 32, no vLLM")
     add("--work", nargs="+", choices=list(MAKERS), default=list(MAKERS), help="(default all)")
+    add("--batch", type=int, nargs="+", default=[1, 8, 32], help="(default 1 8 32)")
     add("--tokens", type=int, default=96, help="tokens of each answer (default 96)")
     add("--passes", type=int, default=3, help="passes of each side (default 3)")
     add("--threads", type=int, default=2, help="threads of each side (default 2)")
     options = parser.parse_args()
     if options.quick:
-        options.tokens, options.passes = 16, 1
+        options.tokens, options.passes, options.batch = 16, 1, [1, 8]
     return options
 
 

@@ -9,12 +9,13 @@ from baton_engine.speculation.lookup import PromptLookup, SuffixLookup
 from baton_engine.speculation.proposer import Proposer
 
 
-def make_drafter(text: str | None, vocab_size: int) -> Drafter | None:
+def make_drafter(text: str | None, vocab_size: int, *, overlap: bool = False) -> Drafter | None:
     """None without a config. Raises SettingsError."""
     if text is None:
         return None
     config = SpeculativeConfig.parse(text)
-    return Drafter(ForcedTokens(_lookup(config)), config.num_speculative_tokens, vocab_size)
+    most = config.num_speculative_tokens
+    return Drafter(ForcedTokens(_lookup(config)), most, vocab_size, overlap=overlap)
 
 
 def _lookup(config: SpeculativeConfig) -> Proposer | None:

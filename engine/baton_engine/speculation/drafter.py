@@ -17,7 +17,9 @@ from baton_engine.speculation.step_cost import StepCost
 
 class Drafter:
     """`most` is the largest number of drafts of a sequence in a step. If `adaptive`, there are
-    fewer where they would cost more time than they save, by `clock` (seconds)."""
+    fewer where they would cost more time than they save, by `clock` (seconds). With `overlap`, a
+    step is launched before the last one is read, but without the sequences that may have drafts: so
+    one for which there is no guess for some steps is not asked for a while."""
 
     def __init__(
         self,
@@ -26,6 +28,7 @@ class Drafter:
         vocab_size: int,
         *,
         adaptive: bool = True,
+        overlap: bool = False,
         clock: Callable[[], float] = time.perf_counter,
     ) -> None:
         self._clock = clock
@@ -34,6 +37,7 @@ class Drafter:
         self._most = most
         self._vocab_size = vocab_size
         self._adaptive = adaptive
+        self._overlap = overlap
 
     def clock(self) -> float:
         return self._clock()
@@ -41,16 +45,25 @@ class Drafter:
     def draft(self, sequences: Seq[Sequence]) -> list[Seq[int]]:
         """The drafts of each sequence. Sequences that still compute their prompt get none."""
         lengths = self._lengths(sequences)
-        asked = [place for place, length in enumerate(lengths) if length > 0]
         drafts: list[Seq[int]] = [()] * len(sequences)
-        if not asked:
-            return drafts
-        proposals = self._proposer.propose(
-            [sequences[place] for place in asked], [lengths[place] for place in asked]
-        )
-        for place, ids in zip(asked, proposals, strict=True):
-            drafts[place] = self._useful(sequences[place], ids[: lengths[place]])
+        asked = [place for place, length in enumerate(lengths) if length > 0]
+        if asked:
+            proposals = self._proposer.propose(
+                [sequences[place] for place in asked], [lengths[place] for place in asked]
+            )
+            for place, ids in zip(asked, proposals, strict=True):
+                drafts[place] = self._useful(sequences[place], ids[: lengths[place]])
+        if self._overlap:
+            for place, sequence in enumerate(sequences):
+                if not drafts[place] and sequence.state.prompt_done:
+                    self._pause(sequence, asked=lengths[place] > 0)
         return drafts
+
+    def _pause(self, sequence: Sequence, *, asked: bool) -> None:
+        """A sequence gets no drafts: if it pauses, steps need not wait for its tokens."""
+        if self._adaptive and asked and sequence.acceptance is not None:
+            sequence.acceptance.note_no_guess(sequence.known)
+        sequence.set_launch_limit()
 
     def forget(self, sequence: Sequence) -> None:
         """The sequence has ended."""
