@@ -22,12 +22,24 @@ MOST_WAIT = 32
 
 
 class Acceptance:
-    """`drafted` and `accepted` count the sequence's drafts, and those that were the next tokens."""
+    """`drafted` and `accepted` count the sequence's drafts, and those that were the next tokens.
+    `forced`: the drafts under way are the tokens that the sequence's grammar allows alone. They say
+    nothing about how good guesses are."""
 
-    __slots__ = ("_empty", "_pause", "_right", "_tried", "accepted", "drafted", "resumes_at")
+    __slots__ = (
+        "_empty",
+        "_pause",
+        "_right",
+        "_tried",
+        "accepted",
+        "drafted",
+        "forced",
+        "resumes_at",
+    )
 
     def __init__(self) -> None:
         self.drafted = self.accepted = 0
+        self.forced = False
         self.resumes_at = 0  # number of known tokens from which on drafts are made again
         self._right = self._tried = 0.0
         self._pause = LEAST_PAUSE
@@ -43,6 +55,8 @@ class Acceptance:
         self._empty = 0
         self.drafted += drafted
         self.accepted += accepted
+        if self.forced:
+            return
         self._right = DECAY * self._right + accepted
         self._tried = DECAY * self._tried + accepted + (accepted < drafted)
         if accepted:

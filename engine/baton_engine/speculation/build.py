@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from baton_engine.config.speculative import SpeculativeConfig
 from baton_engine.speculation.drafter import Drafter
-from baton_engine.speculation.forced import ForcedTokens
 from baton_engine.speculation.lookup import PromptLookup, SuffixLookup
 from baton_engine.speculation.proposer import Proposer
 
@@ -15,7 +14,7 @@ def make_drafter(text: str | None, vocab_size: int, *, overlap: bool = False) ->
         return None
     config = SpeculativeConfig.parse(text)
     most = config.num_speculative_tokens
-    return Drafter(ForcedTokens(_lookup(config)), most, vocab_size, overlap=overlap)
+    return Drafter(_lookup(config), most, vocab_size, overlap=overlap)
 
 
 def _lookup(config: SpeculativeConfig) -> Proposer | None:

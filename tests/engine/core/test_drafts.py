@@ -10,7 +10,6 @@ import pytest
 from baton_engine.core.engine_core import EngineCore
 from baton_engine.interface import TokenOut
 from baton_engine.speculation.drafter import Drafter
-from baton_engine.speculation.forced import ForcedTokens
 from baton_engine.speculation.proposer import Proposer
 from baton_protocol.ids import RequestId
 from baton_protocol.sampling import StructuredOutput
@@ -58,6 +57,7 @@ def test_right_drafts_save_steps() -> None:
     load = engine.load()
     assert (load.drafted_tokens_total, load.accepted_drafts_total) == (17, 17)
     assert load.generated_tokens_total == 24
+    assert (load.drafted_rows_total, load.accepted_at_1_total, load.drafted_at_3_total) == (6, 6, 5)
 
 
 def test_drafts_count_up_to_the_first_wrong_one() -> None:
@@ -205,7 +205,7 @@ def test_tokens_that_a_grammar_forces_are_drafted(overlap: bool) -> None:
         engine.submit(request, matcher=grammars.matcher(grammar))
         return drive(engine)
 
-    alone, run = answer(None), answer(drafter(ForcedTokens(), most=8))
+    alone, run = answer(None), answer(drafter(None, most=8))
     assert run.tokens == alone.tokens
     assert b'"temperature_celsius"' in bytes(run.ids("a")[:-1])
     assert len(run.steps) < len(alone.steps) / 2

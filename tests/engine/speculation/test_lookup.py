@@ -19,6 +19,7 @@ from baton_engine.speculation.lookup import PromptLookup, SuffixLookup
         ([7, 3, 8, 3], 2, []),  # one equal token is fewer than 2
         ([3, 3, 3, 3], 2, [3]),
         ([4], 2, []),
+        ([1, 2, 3, 4, 5, 1, 2, 3], 3, [4, 5, 1]),
     ],
 )
 def test_prompt_lookup(tokens: Sequence[int], most: int, drafts: Sequence[int]) -> None:
