@@ -30,6 +30,7 @@ from typing import Protocol
 
 from baton_cli.models.demo_model import fetch_demo
 from baton_engine import LLM, SamplingParams, StructuredOutputsParams
+from baton_protocol.policies import DType
 from baton_text.artifacts import read_artifacts
 from baton_text.tokenizer import Tokenizer
 from benchmarks.support.engine.cpu_engines import Ids, Vllm, vllm_takes_part
@@ -37,7 +38,7 @@ from benchmarks.support.engine.cpu_workloads import Workload
 from benchmarks.support.engine.held_out_text import windows
 from benchmarks.support.figures import Verdict, at_least, exit_code, machine, rotated, spread
 
-DTYPE = "bfloat16"
+DTYPE: DType = "bfloat16"
 PLAIN = "no drafts"
 NGRAM = {"method": "ngram", "num_speculative_tokens": 8}
 CONFIGS: Mapping[str, Mapping[str, object]] = {
@@ -165,7 +166,7 @@ def parse_options() -> argparse.Namespace:
 
 def copies(folder: Path, tokens: int) -> list[Work]:
     tokenizer = Tokenizer.from_artifacts(read_artifacts(folder))
-    texts = [tokenizer.decode(list(ids)) for ids in windows(tokenizer, 8, PASSAGE)]
+    texts = [tokenizer.decode(list(window)) for window in windows(tokenizer, 8, PASSAGE)]
     prompts = [
         copy_prompt(tokenizer, text, edit=bool(place % 2)) for place, text in enumerate(texts)
     ]
@@ -244,24 +245,24 @@ def compare(
             speeds[side.name].append(tokens / passed)
     print(f"\n{work.name}, {work.batch} together: {len(work.prompts)} answers, {tokens} tokens")
     verdicts = list[Verdict]()
-    best = max(work.sides, key=lambda name: statistics.median(speeds[name]))
+    fastest = max(work.sides, key=lambda name: statistics.median(speeds[name]))
     for side in sides:
-        judged = side in ours[1:] and (not work.best or side.name == best)
+        judged = side in ours[1:] and (not work.best or side.name == fastest)
         verdict = at_least(speeds[side.name], speeds[PLAIN], work.goal) if judged else None
         same = sum(a == b for a, b in zip(ids[side.name], ids[PLAIN], strict=True))
         made = f"{side.accepted}/{side.drafted} drafts right" if isinstance(side, Baton) else ""
-        found = f"{statistics.median(speeds[side.name]) / statistics.median(speeds[PLAIN]):5.2f}x"
+        times = f"{statistics.median(speeds[side.name]) / statistics.median(speeds[PLAIN]):5.2f}x"
         print(
             f"  {side.name:24} tokens/s {spread(speeds[side.name], 0):18} same ids"
-            f" {same}/{len(work.prompts)}  {made:24} {verdict.text if verdict else found}"
+            f" {same}/{len(work.prompts)}  {made:24} {verdict.text if verdict else times}"
         )
         if verdict is not None:
             verdicts.append(verdict)
         if side in ours:
             verdicts.append(Verdict(same == len(work.prompts), f"{side.name}: the same ids"))
     if rival is not None:
-        beside = at_least(speeds[best], speeds[rival.name], 1.0)
-        print(f"  {best} beside {rival.name}: {beside.text}")
+        beside = at_least(speeds[fastest], speeds[rival.name], 1.0)
+        print(f"  {fastest} beside {rival.name}: {beside.text}")
         verdicts.append(beside)
     return verdicts
 
