@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import pytest
 
 from baton_engine.core.engine_core import EngineCore
 from baton_engine.interface import TokenOut
+from baton_engine.scheduling.sequence import Sequence as EngineSequence
 from baton_engine.speculation.drafter import Drafter
 from baton_engine.speculation.proposer import Proposer
 from baton_protocol.ids import RequestId
@@ -17,7 +19,7 @@ from baton_text.artifacts import byte_artifacts
 from baton_text.grammars.constraints import grammar_of
 from baton_text.grammars.grammars import Grammars
 from baton_text.tokenizer import Tokenizer
-from tests.support.engines.engine_core import Run, drive, make_request, run_all
+from tests.support.engines.engine_core import Run, drive, make_request, run_all, step_once
 from tests.support.engines.landing import GROUPS, sim, watched_sim
 from tests.support.engines.proposers import WRONG, Fixed, Guesses, drafter, sim_draft_model
 
@@ -191,6 +193,47 @@ def test_a_resumed_answer_reports_the_progress_of_its_tokens() -> None:
     run = drive(engine)
     assert [token.id for token in run.tokens] == ids[4:]
     assert run.progress[-1].computed == 9 + 4
+
+
+@dataclass
+class LateGuesses:
+    """The known answer, from some number of outputs on; nothing before. Counts its calls."""
+
+    answer: Sequence[int]
+    begins_at: int
+    asked: int = 0
+
+    def propose(
+        self, sequences: Sequence[EngineSequence], most: Sequence[int]
+    ) -> list[Sequence[int]]:
+        self.asked += len(sequences)
+        return [
+            self.answer[sequence.num_outputs :][:length]
+            if sequence.num_outputs >= self.begins_at
+            else ()
+            for sequence, length in zip(sequences, most, strict=True)
+        ]
+
+    def forget(self, sequence: EngineSequence) -> None:
+        """Nothing is kept."""
+
+
+def test_with_overlap_a_sequence_without_guesses_is_launched_ahead_until_there_are_some() -> None:
+    request = make_request("a", 9, max_tokens=160)
+    answer = run_all(sim(max_model_len=256), [request]).ids("a")
+    guesses = LateGuesses(answer, begins_at=100)
+    made = Drafter(guesses, 4, 259, overlap=True)
+    engine, _ = watched_sim(made, max_model_len=256, overlap=True)
+    engine.submit(request)
+    run, ahead = Run(), 0
+    while len(run.tokens) < 100:
+        step_once(engine, run)
+        ahead += len(engine._in_flight)
+    assert guesses.asked < 12
+    assert ahead > len(run.steps) - 12
+    drive(engine, into=run)
+    assert run.ids("a") == answer
+    assert engine.load().accepted_drafts_total > 20
 
 
 @pytest.mark.parametrize("overlap", [False, True], ids=["", "overlap"])
