@@ -55,6 +55,11 @@ LATENCY_BOUNDS_S = (
 )
 FileName = Annotated[str, Meta(min_length=1, max_length=512)]
 Counts = Annotated[tuple[Count, ...], Meta(max_length=MAX_BOUNDS)]
+DRAFTED_AT = ("baton_drafted_at_position_total", "Drafts, by their position in a row of drafts.")
+ACCEPTED_AT = (
+    "baton_accepted_at_position_total",
+    "Drafts that were the next tokens, by their position in a row of drafts.",
+)
 
 
 class Priority(IntEnum):
@@ -186,13 +191,6 @@ class DataInstance(msgspec.Struct, frozen=True, omit_defaults=True):
 
 
 Instances = Annotated[tuple[DataInstance, ...], Meta(max_length=MAX_INSTANCES)]
-
-
-DRAFTED_AT = ("baton_drafted_at_position_total", "Drafts, by their position in a row of drafts.")
-ACCEPTED_AT = (
-    "baton_accepted_at_position_total",
-    "Drafts that were the next tokens, by their position in a row of drafts.",
-)
 
 
 class NodeLoad(msgspec.Struct, frozen=True, omit_defaults=True):
