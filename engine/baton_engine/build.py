@@ -106,7 +106,9 @@ def build_torch(
         *(info, runner, _host_memory(memory, plan)),
         stored=memory if plan.layout.codec == "none" else EncodedMemory(memory),
         overlap=plan.overlap,
-        drafter=make_drafter(settings.speculative_config, info.vocab_size, draft_model),
+        drafter=make_drafter(
+            settings.speculative_config, info.vocab_size, draft_model, overlap=plan.overlap
+        ),
     )
     _log_ready(info, plan, runner.buckets, time.monotonic() - started)
     return engine

@@ -6,23 +6,27 @@ from baton_engine.config.speculative import FLAG, SpeculativeConfig
 from baton_engine.errors import SettingsError
 from baton_engine.speculation.draft_model import DraftModel
 from baton_engine.speculation.drafter import Drafter
-from baton_engine.speculation.forced import ForcedTokens
 from baton_engine.speculation.lookup import PromptLookup, SuffixLookup
 from baton_engine.speculation.proposer import Proposer
 from baton_engine.speculation.step_clock import StepClock
 
 
 def make_drafter(
-    text: str | None, vocab_size: int, draft_model: DraftModel | None = None
+    text: str | None,
+    vocab_size: int,
+    draft_model: DraftModel | None = None,
+    *,
+    overlap: bool = False,
 ) -> Drafter | None:
     """None without a config. Raises SettingsError."""
     if text is None:
         return None
     config = SpeculativeConfig.parse(text)
     return Drafter(
-        ForcedTokens(_proposer(config, draft_model)),
+        _proposer(config, draft_model),
         config.num_speculative_tokens,
         vocab_size,
+        overlap=overlap,
         clock=StepClock() if draft_model is None else draft_model.clock,
     )
 

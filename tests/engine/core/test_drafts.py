@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import pytest
 
 from baton_engine.core.engine_core import EngineCore
 from baton_engine.interface import TokenOut
+from baton_engine.scheduling.sequence import Sequence as EngineSequence
 from baton_engine.speculation.drafter import Drafter
-from baton_engine.speculation.forced import ForcedTokens
 from baton_engine.speculation.proposer import Proposer
 from baton_protocol.ids import RequestId
 from baton_protocol.sampling import StructuredOutput
@@ -18,7 +19,7 @@ from baton_text.artifacts import byte_artifacts
 from baton_text.grammars.constraints import grammar_of
 from baton_text.grammars.grammars import Grammars
 from baton_text.tokenizer import Tokenizer
-from tests.support.engines.engine_core import Run, drive, make_request, run_all
+from tests.support.engines.engine_core import Run, drive, make_request, run_all, step_once
 from tests.support.engines.landing import GROUPS, sim, watched_sim
 from tests.support.engines.proposers import WRONG, Fixed, Guesses, drafter, sim_draft_model
 
@@ -58,6 +59,7 @@ def test_right_drafts_save_steps() -> None:
     load = engine.load()
     assert (load.drafted_tokens_total, load.accepted_drafts_total) == (17, 17)
     assert load.generated_tokens_total == 24
+    assert (load.drafted_rows_total, load.accepted_at_1_total, load.drafted_at_3_total) == (6, 6, 5)
 
 
 def test_drafts_count_up_to_the_first_wrong_one() -> None:
@@ -193,6 +195,47 @@ def test_a_resumed_answer_reports_the_progress_of_its_tokens() -> None:
     assert run.progress[-1].computed == 9 + 4
 
 
+@dataclass
+class LateGuesses:
+    """The known answer, from some number of outputs on; nothing before. Counts its calls."""
+
+    answer: Sequence[int]
+    begins_at: int
+    asked: int = 0
+
+    def propose(
+        self, sequences: Sequence[EngineSequence], most: Sequence[int]
+    ) -> list[Sequence[int]]:
+        self.asked += len(sequences)
+        return [
+            self.answer[sequence.num_outputs :][:length]
+            if sequence.num_outputs >= self.begins_at
+            else ()
+            for sequence, length in zip(sequences, most, strict=True)
+        ]
+
+    def forget(self, sequence: EngineSequence) -> None:
+        """Nothing is kept."""
+
+
+def test_with_overlap_a_sequence_without_guesses_is_launched_ahead_until_there_are_some() -> None:
+    request = make_request("a", 9, max_tokens=160)
+    answer = run_all(sim(max_model_len=256), [request]).ids("a")
+    guesses = LateGuesses(answer, begins_at=100)
+    made = Drafter(guesses, 4, 259, overlap=True)
+    engine, _ = watched_sim(made, max_model_len=256, overlap=True)
+    engine.submit(request)
+    run, ahead = Run(), 0
+    while len(run.tokens) < 100:
+        step_once(engine, run)
+        ahead += len(engine._in_flight)
+    assert guesses.asked < 12
+    assert ahead > len(run.steps) - 12
+    drive(engine, into=run)
+    assert run.ids("a") == answer
+    assert engine.load().accepted_drafts_total > 20
+
+
 @pytest.mark.parametrize("overlap", [False, True], ids=["", "overlap"])
 def test_tokens_that_a_grammar_forces_are_drafted(overlap: bool) -> None:
     grammar = grammar_of("json", SCHEMA)
@@ -205,7 +248,7 @@ def test_tokens_that_a_grammar_forces_are_drafted(overlap: bool) -> None:
         engine.submit(request, matcher=grammars.matcher(grammar))
         return drive(engine)
 
-    alone, run = answer(None), answer(drafter(ForcedTokens(), most=8))
+    alone, run = answer(None), answer(drafter(None, most=8))
     assert run.tokens == alone.tokens
     assert b'"temperature_celsius"' in bytes(run.ids("a")[:-1])
     assert len(run.steps) < len(alone.steps) / 2

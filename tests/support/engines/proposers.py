@@ -59,7 +59,7 @@ class Fixed:
         """Nothing is kept."""
 
 
-def drafter(proposer: Proposer, most: int = 4, vocab_size: int = 259) -> Drafter:
+def drafter(proposer: Proposer | None, most: int = 4, vocab_size: int = 259) -> Drafter:
     """A drafter that drafts at every step, whatever it costs."""
     return Drafter(proposer, most, vocab_size, adaptive=False)
 
