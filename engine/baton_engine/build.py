@@ -20,6 +20,7 @@ import torch
 from baton_engine.attention.interface import AttentionBackend
 from baton_engine.attention.selector import Kernels, attention_for
 from baton_engine.config.engine_config import TorchSettings
+from baton_engine.config.model_config import ModelConfig
 from baton_engine.core.engine_core import EngineCore
 from baton_engine.errors import OutOfMemory, SettingsError
 from baton_engine.interface import EngineInfo
@@ -35,6 +36,7 @@ from baton_engine.memory.requirements import layout_of
 from baton_engine.models.model import Model
 from baton_engine.models.registry import build_model
 from baton_engine.progress import ProgressLine
+from baton_engine.runner.build_head import LoadedHead, head_proposer, load_planned
 from baton_engine.runner.cuda_card import CudaCard
 from baton_engine.runner.encoded_memory import EncodedMemory
 from baton_engine.runner.forward import forward_steps
@@ -76,10 +78,12 @@ def build_torch(
         model = _load_model(settings, plan)
         if weights_there:
             check_unchanged(settings.model, states)
+        head = _load_head(plan, model)
         plan = _profiled(plan, model)
         runner = _runner(plan, model)
         if plan.exact and not runner.exact:
             plan = _not_exact(plan, settings)
+        proposer = None if head is None else head_proposer(plan, head, runner, model.ops)
         with ProgressLine(sys.stderr) as line:
             warm_all(runner.buckets, runner.warm, runner.warm_eager, line)
     quantized = plan.config.quantization
@@ -102,7 +106,7 @@ def build_torch(
         *(info, runner, _host_memory(memory, plan)),
         stored=memory if plan.layout.codec == "none" else EncodedMemory(memory),
         overlap=plan.overlap,
-        drafter=make_drafter(settings.speculative_config, info.vocab_size),
+        drafter=make_drafter(settings.speculative_config, info.vocab_size, proposer),
     )
     _log_ready(info, plan, runner.buckets, time.monotonic() - started)
     return engine
@@ -167,13 +171,7 @@ def _load_model(settings: TorchSettings, plan: EnginePlan) -> Model:
         torch.cuda.set_device(plan.device)  # kernels are launched on the current one
     else:
         keep_freed_memory()
-    dtype = TORCH_DTYPES[plan.demand.dtype]
-    slots = WeightSlots(
-        *(dtype, plan.device, ops_for(plan.kernels)),
-        method_of=linear_methods(plan.kernels, exact=plan.exact),
-        exact_rows=plan.demand.max_batched_tokens if plan.exact else None,
-        quantization=plan.config.quantization,
-    )
+    slots = _slots(plan, plan.config, exact=plan.exact)
     if plan.config.bridge is not None:
         return _load_bridged(settings, plan, slots)
     model = build_model(plan.config, slots)
@@ -185,6 +183,23 @@ def _load_model(settings: TorchSettings, plan: EnginePlan) -> Model:
             load_weights(settings.model, plan.config, slots, counting(line, total))
     slots.finish()
     return model
+
+
+def _slots(plan: EnginePlan, config: ModelConfig, *, exact: bool) -> WeightSlots:
+    return WeightSlots(
+        *(TORCH_DTYPES[plan.demand.dtype], plan.device, ops_for(plan.kernels)),
+        method_of=linear_methods(plan.kernels, exact=exact),
+        exact_rows=plan.demand.max_batched_tokens if exact else None,
+        quantization=config.quantization,
+    )
+
+
+def _load_head(plan: EnginePlan, model: Model) -> LoadedHead | None:
+    """The head that drafts tokens, if there is one. Its bits change no answer, so they may depend
+    on the batch."""
+    if plan.head is None:
+        return None
+    return load_planned(plan.head, _slots(plan, plan.head.config.layer, exact=False), model)
 
 
 def _load_bridged(settings: TorchSettings, plan: EnginePlan, slots: WeightSlots) -> Model:

@@ -72,8 +72,8 @@ def read_head(
     SettingsError, ModelError or UnsupportedModel."""
     if target.bridge is not None:
         raise UnsupportedModel(
-            f"{method}: {target.architecture} is computed by transformers' code, which does not give"
-            " its hidden states to a head"
+            f"{method}: {target.architecture} is computed by transformers' code, which does not"
+            " give its hidden states to a head"
         )
     if method == "mtp":
         return _read_mtp(target, target_folder)
@@ -191,9 +191,7 @@ def _layer_of(method: str, values: Mapping[str, Any], target: ModelConfig) -> Mo
     return replace(family.read(given, {}), windows=(), tied=False)
 
 
-def _kept_layers(
-    values: Mapping[str, Any], folder: Path, target: ModelConfig
-) -> tuple[int, ...]:
+def _kept_layers(values: Mapping[str, Any], folder: Path, target: ModelConfig) -> tuple[int, ...]:
     """The layers before which EAGLE-3 takes hidden states: those that the config names, or one near
     the first, the middle one and one near the last."""
     part = _fields(values, folder).part("eagle_config")

@@ -6,17 +6,21 @@ In: the flag's text, with vLLM's names of keys. Out: checked values. Imports no 
 from __future__ import annotations
 
 from difflib import get_close_matches
-from typing import Annotated, Any
+from typing import Annotated, Any, get_args
 
 import msgspec
 from msgspec import Meta
 
+from baton_engine.config.head_config import HeadMethod
 from baton_engine.errors import SettingsError
 from baton_protocol.policies import SpeculativeMethod
 
 FLAG = "--speculative-config"
 EXAMPLE = '{"method": "ngram", "num_speculative_tokens": 4}'
 Count = Annotated[int, Meta(ge=1, le=64)]
+HEADS: tuple[HeadMethod, ...] = get_args(HeadMethod)
+# Methods whose drafts come from weights in a folder of their own.
+WITH_FOLDER = ("eagle", "eagle3", "medusa")
 Share = Annotated[float, Meta(ge=0, le=1)]
 
 
@@ -30,12 +34,16 @@ class SpeculativeConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknow
       `suffix_decoding_min_token_prob`; at most `suffix_decoding_max_spec_factor` times as many as
       the end has tokens, and ends have at most `suffix_decoding_max_tree_depth` tokens.
     - "grammar": no drafts but those of grammars.
+    - "eagle", "eagle3", "medusa": a head in the folder `model`, which was trained on hidden states
+      of the target.
+    - "mtp": the layer of the target's checkpoint that drafts tokens (multi-token prediction).
 
     In a choice with a grammar, the tokens that it allows alone are drafts with each method.
     """
 
     method: SpeculativeMethod
     num_speculative_tokens: Count = 4
+    model: str | None = None
     prompt_lookup_min: Count = 3
     prompt_lookup_max: Count = 5
     suffix_decoding_max_tree_depth: Annotated[int, Meta(ge=1, le=1024)] = 24
@@ -63,7 +71,21 @@ class SpeculativeConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknow
         config.check()
         return config
 
+    @property
+    def head(self) -> HeadMethod | None:
+        """The method, if it is a head that takes hidden states of the target."""
+        return next((method for method in HEADS if method == self.method), None)
+
     def check(self) -> None:
+        if self.method in WITH_FOLDER and self.model is None:
+            raise SettingsError(
+                f"{FLAG}: method {self.method} needs the key model, the folder of the head"
+            )
+        if self.method not in WITH_FOLDER and self.model is not None:
+            raise SettingsError(
+                f"{FLAG}: method {self.method} has no model {self.model}; the key is for"
+                f" {', '.join(WITH_FOLDER)}"
+            )
         if self.prompt_lookup_min > self.prompt_lookup_max:
             raise SettingsError(
                 f"{FLAG}: prompt_lookup_min {self.prompt_lookup_min} is larger than"

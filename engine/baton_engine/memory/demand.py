@@ -18,6 +18,19 @@ class Measured:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class DraftDemand:
+    """Bytes of what drafts tokens: of its weights, of its KV per block of the pool, and for each of
+    `max_num_seqs` sequences and of `max_batched_tokens` tokens. `returned` is how many numbers the
+    target returns of a token in addition."""
+
+    weights: int = 0
+    block: int = 0
+    sequence: int = 0
+    token: int = 0
+    returned: int = 0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class MemoryDemand:
     """What an engine has to hold and to compute.
 
@@ -39,10 +52,16 @@ class MemoryDemand:
     kv_blocks: int | None = None
     measured: Measured | None = None
     stored_splits: bool = False  # triton's kernels store splits (--batch-invariant on)
+    drafts: DraftDemand = DraftDemand()
 
     @property
     def item(self) -> int:
         return ITEM_BYTES[self.dtype]
+
+    @property
+    def block_bytes(self) -> int:
+        """Bytes of a block, with those of drafts."""
+        return self.layout.block_bytes + self.drafts.block
 
     @property
     def pool_blocks(self) -> int | None:

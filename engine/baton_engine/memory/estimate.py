@@ -123,7 +123,9 @@ def _head_bytes(config: ModelConfig, item: int) -> int:
 def resident_bytes(demand: MemoryDemand) -> int:
     """Bytes that stay on the device between steps. Without a measurement these are the weights, and
     SPARE_BYTES covers the rest."""
-    return demand.measured.resident if demand.measured else weight_bytes(demand)
+    if demand.measured:
+        return demand.measured.resident
+    return weight_bytes(demand) + demand.drafts.weights
 
 
 def activation_bytes(demand: MemoryDemand, length: int) -> int:
@@ -144,19 +146,25 @@ def graph_bytes(demand: MemoryDemand) -> int:
         return 0
     sizes = buckets(demand.max_num_seqs)
     launches = len(sizes) * demand.config.num_layers * GRAPH_LAYER_BYTES
-    hidden = sum(sizes) * demand.config.hidden_size * demand.item
+    hidden = sum(sizes) * (demand.config.hidden_size + demand.drafts.returned) * demand.item
     return _layers_bytes(demand, sizes[-1]) + launches + hidden
+
+
+def draft_bytes(demand: MemoryDemand) -> int:
+    """Bytes of what drafts tokens, without its weights and what it has for each block."""
+    drafts = demand.drafts
+    return drafts.sequence * demand.max_num_seqs + drafts.token * demand.max_batched_tokens
 
 
 def fixed_bytes(demand: MemoryDemand, length: int) -> int:
     """Bytes of everything except KV, with a sequence of `length` tokens."""
     parts = (resident_bytes(demand), activation_bytes(demand, length), graph_bytes(demand))
-    return sum(parts) + SPARE_BYTES[demand.device]
+    return sum(parts) + draft_bytes(demand) + SPARE_BYTES[demand.device]
 
 
 def pool_bytes(demand: MemoryDemand, num_blocks: int) -> int:
     """Bytes of a pool with `num_blocks` usable blocks and the padding block."""
-    return (num_blocks + 1) * demand.layout.block_bytes
+    return (num_blocks + 1) * demand.block_bytes
 
 
 def blocks_for(demand: MemoryDemand, length: int) -> int:

@@ -55,7 +55,7 @@ def free_blocks(demand: MemoryDemand, room: MemoryBudget) -> int:
         if held < most:
             return held * demand.layout.num_groups
         length = longest
-    return (room.limit - fixed_bytes(demand, length)) // demand.layout.block_bytes - 1
+    return (room.limit - fixed_bytes(demand, length)) // demand.block_bytes - 1
 
 
 def most_that(holds: Callable[[int], bool], low: int, high: int) -> int:

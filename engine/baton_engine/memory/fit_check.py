@@ -14,6 +14,7 @@ from baton_engine.memory.estimate import (
     GIB,
     SPARE_BYTES,
     activation_bytes,
+    draft_bytes,
     graph_bytes,
     pool_bytes,
     resident_bytes,
@@ -67,6 +68,7 @@ def _parts(demand: MemoryDemand, length: int) -> dict[str, int]:
         "weights": resident_bytes(demand),
         "activations": activation_bytes(demand, length),
         "graphs": graph_bytes(demand),
+        "drafts": draft_bytes(demand),
         "spare": SPARE_BYTES[demand.device],
     }
 

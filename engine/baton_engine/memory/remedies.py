@@ -69,7 +69,7 @@ def _smaller_pool(demand: MemoryDemand, room: MemoryBudget) -> Remedy | None:
     if blocks is None:
         return None
     left = room.limit - fixed_bytes(demand, least_length(demand))
-    count = min(blocks - 1, left // demand.layout.block_bytes - 1)
+    count = min(blocks - 1, left // demand.block_bytes - 1)
     if demand.kv_memory is not None:
         size = count * demand.layout.block_bytes // MIB
         text, changed = f"--kv-memory {size}MiB", replace(demand, kv_memory=size * MIB)

@@ -87,7 +87,7 @@ class Decoder:
         size = config.vocab_size, config.hidden_size
         head = None if config.tied else LinearWeights(slots, [HEAD], [size[0]], size[1])
         self._head: Product
-        # The layers before which hidden states are kept for a head that drafts (see `models.heads`).
+        # The layers before which hidden states are kept, for a head that drafts.
         self.kept_layers: tuple[int, ...] = ()
         # Identifies the bits of products that depend on no other row of a step; "" if they depend
         # on others. Known when weights are loaded.

@@ -31,10 +31,14 @@ from baton_engine.kv.staging import stage
 from baton_engine.models.model import Model
 from baton_engine.runner.forward import Forward
 from baton_engine.runner.input_batch import InputBatch, StepInput
+from baton_engine.runner.sample_step import sample_step
 from baton_engine.sampling.logprobs import Logprobs, logprobs_of
-from baton_engine.sampling.metadata import Draws
-from baton_engine.sampling.sampler import ChosenTokens, choose
+from baton_engine.sampling.sampler import ChosenTokens
 from baton_protocol.request import PositionLogprobs
+
+# Is told of each step: its input, and the hidden states of its tokens, of which there may be more.
+# They are valid until the next step. It may be told of a step twice, if the first launch failed.
+HiddenTap = Callable[[StepInput, torch.Tensor], None]
 
 # Times that a step is tried while the device lacks memory for it.
 LAUNCHES = 2
@@ -50,6 +54,7 @@ class TorchRunner:
     ) -> None:
         """The default `forward` has no padding and no CUDA graphs."""
         self.memory = memory
+        self.tap: HiddenTap | None = None
         self._model = model
         self._attention = attention
         self._device = memory.pool.device
@@ -101,6 +106,8 @@ class TorchRunner:
         read = None if chosen is None else chosen.to_host()
         results = StepResults(step, read, [part.to_host() for part in prompts])
         pending = launched(results.read, self._device)
+        if self.tap is not None:
+            self.tap(step, hidden_TD)
         # Last, because the next step depends on these: a launch that fails must not change them.
         self._place_of = step.sampling.place_of_S
         if chosen is not None:
@@ -109,25 +116,9 @@ class TorchRunner:
 
     def _sample(self, hidden_TD: torch.Tensor, step: StepInput) -> ChosenTokens | None:
         """Sample for all rows at once, one token per sample; None if no row has a sample."""
-        sampling = step.sampling
-        if not sampling.samples:
+        if not step.sampling.samples:
             return None
-        if sampling.one_each and step.max_query_len == 1:
-            logits_SV = self._model.logits(hidden_TD[: len(step.rows)])
-        else:
-            # Several choices may share a position.
-            at_P, row_of_S = np.unique(sampling.hidden_S, return_inverse=True)
-            logits_SV = self._model.logits(hidden_TD[stage(at_P, self._device)])
-            if len(at_P) < len(row_of_S):
-                logits_SV = logits_SV[stage(row_of_S, self._device)]
-        columns_6S = stage(sampling.columns_6S.view(np.int32), self._device)
-        return choose(
-            *(logits_SV, sampling.samples),
-            Draws(sampling.columns_6S, columns_6S, sampling.filtered),
-            self._model.ops.draw,
-            changed=sampling.changed,
-            asking=sampling.asking,
-        )
+        return sample_step(step, hidden_TD, self._model.logits, self._model.ops.draw)
 
     def _score_prompts(self, hidden_TD: torch.Tensor, step: StepInput) -> list[Logprobs]:
         """Prompt logprobs of the rows that ask for them, in parts of PROMPT_ROWS positions."""

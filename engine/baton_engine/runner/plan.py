@@ -16,18 +16,33 @@ import torch
 from baton_engine.attention.selector import Kernels, choose_kernels
 from baton_engine.config.engine_config import TorchSettings
 from baton_engine.config.families import read_config
+from baton_engine.config.head_config import HeadConfig, read_head
 from baton_engine.config.model_config import ModelConfig, compute_dtype
+from baton_engine.config.speculative import SpeculativeConfig
 from baton_engine.errors import SettingsError
 from baton_engine.kv.host_blocks import slots_for
-from baton_engine.memory.demand import Measured, MemoryBudget, MemoryDemand
+from baton_engine.memory.demand import DraftDemand, Measured, MemoryBudget, MemoryDemand
 from baton_engine.memory.fit import free_blocks
 from baton_engine.memory.fit_check import check_fit, pool_text
+from baton_engine.memory.head_bytes import head_demand
 from baton_engine.memory.host_memory import check_asked, free_memory
 from baton_engine.memory.requirements import CPU_KV_BYTES, CPU_SHARE, demand_of, layout_of
+from baton_engine.models.heads.build import OWN_EMBEDDING
 from baton_engine.weights.checkpoint import weight_files
+from baton_engine.weights.head_files import head_names
 from baton_protocol.layout import KVLayout
 
 logger = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class PlannedHead:
+    """A head that drafts tokens, the names of its tensors (none of random weights), and the most
+    drafts of a sequence."""
+
+    config: HeadConfig
+    names: frozenset[str]
+    drafts: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,6 +65,7 @@ class EnginePlan:
     kernels: Kernels
     overlap: bool
     exact: bool  # --batch-invariant
+    head: PlannedHead | None = None
 
     def measured(self, bytes_measured: Measured) -> EnginePlan:
         """The plan with the memory measured after the weights were loaded. Raises SettingsError if
@@ -82,7 +98,9 @@ def make_plan(
     kernels = choose_kernels(settings.kernels, device, compute_dtype(config, settings.dtype))
     room = _room(settings, device, free())
     card = room.total if room is not None and device.type == "cuda" else None
-    demand = demand_of(settings, config, layout, kernels=kernels, card=card)
+    head = plan_head(settings, config)
+    drafts = None if head is None else _draft_demand(head, settings, config, kernels)
+    demand = demand_of(settings, config, layout, kernels=kernels, card=card, drafts=drafts)
     num_blocks = _num_blocks(demand, room)
     return EnginePlan(
         config=config,
@@ -97,6 +115,34 @@ def make_plan(
         kernels=kernels,
         overlap=settings.overlap == "on" or (settings.overlap == "auto" and device.type == "cuda"),
         exact=_exact(settings, config, device, kernels),
+        head=head,
+    )
+
+
+def plan_head(settings: TorchSettings, config: ModelConfig) -> PlannedHead | None:
+    """The head that --speculative-config names, if its method is one. Raises SettingsError or
+    ModelError."""
+    if settings.speculative_config is None:
+        return None
+    asked = SpeculativeConfig.parse(settings.speculative_config)
+    if asked.head is None:
+        return None
+    drafts = asked.num_speculative_tokens
+    head = read_head(asked.head, asked.model, config, settings.model, drafts)
+    dummy = settings.load_format == "dummy"
+    return PlannedHead(head, frozenset() if dummy else head_names(head), drafts)
+
+
+def _draft_demand(
+    head: PlannedHead, settings: TorchSettings, config: ModelConfig, kernels: Kernels
+) -> DraftDemand:
+    return head_demand(
+        head.config,
+        compute_dtype(config, settings.dtype),
+        settings.block_size,
+        kernels,
+        drafts=head.drafts,
+        own_embedding=OWN_EMBEDDING in head.names,
     )
 
 

@@ -1,4 +1,4 @@
-"""EAGLE-3: one layer over the embedding of a token and a mix of three of the target's hidden states.
+"""EAGLE-3: one layer over a token's embedding and a mix of three of the target's hidden states.
 
 Source: "EAGLE-3: Scaling up Inference Acceleration of Large Language Models via Training-Time
 Test". The head may have a vocabulary of its own, of the target's most frequent ids: id i of it is
@@ -8,6 +8,8 @@ Shapes: see `models.heads.head`; Z the outputs of q, k and v together, W vocabul
 """
 
 from __future__ import annotations
+
+from collections.abc import Callable
 
 import torch
 
@@ -39,7 +41,9 @@ class Eagle3Layer(DecoderLayer):
 
     def make_norms(self, slots: WeightSlots, name: str, config: ModelConfig) -> None:
         super().make_norms(slots, name, config)
-        self._state_norm = RMSNorm(slots, f"{name}.hidden_norm", config.hidden_size, config.norm_eps)
+        self._state_norm = RMSNorm(
+            slots, f"{name}.hidden_norm", config.hidden_size, config.norm_eps
+        )
 
     def mixed(
         self,
@@ -67,9 +71,11 @@ class Eagle3:
         self._target = target
         self._from = slice(head.target_size, None)
         self._add_to_norm = head.norm_before_residual
-        self._embed = target.embed
-        if own_embedding:
-            self._embed = Embedding(slots, "embed_tokens", config.vocab_size, size)  # type: ignore[assignment]
+        self._embed: Callable[[torch.Tensor], torch.Tensor] = (
+            Embedding(slots, "embed_tokens", config.vocab_size, size)
+            if own_embedding
+            else target.embed
+        )
         self._rope = Rope(config.rope, config.rope_dim, slots.dtype, slots.device)
         self._join = Projection(slots, "fc", size, 3 * head.target_size)
         self._layer = Eagle3Layer(slots, 0, config, head.name)

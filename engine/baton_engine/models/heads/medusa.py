@@ -25,7 +25,10 @@ class Medusa:
         size = target.config.hidden_size
         self._target = target
         self._blocks = [
-            [Projection(slots, f"{number}.{block}.linear", size, size) for block in range(head.blocks)]
+            [
+                Projection(slots, f"{number}.{block}.linear", size, size)
+                for block in range(head.blocks)
+            ]
             for number in range(head.heads)
         ]
         weights = [

@@ -1,0 +1,316 @@
+"""HeadDrafts: a proposer that drafts one token after the other with a head of the target.
+
+In: the target's steps with the hidden states of their tokens, and sequences. Out: drafts.
+
+The head's KV of a position has the place of the target's: the same block and the same offset, in a
+pool of its own with as many blocks. So it needs no bookkeeping, and ends with the target's. It is
+the KV of what the target computed at the position and of the token after it. What a prompt's tokens
+need is computed right after the target's step; the rest is when the sequence gets drafts.
+
+The head attends only to positions that this node computed since the sequence got its blocks: no
+other states are here. So after a hand-off, a preemption or a prefix that was cached, drafts are
+right less often. Answers never depend on them.
+
+Drafts are sampled with the parameters and the noise of the target's samples, without penalties,
+bans and grammars.
+
+Shapes: T tokens of a step, C numbers that the target returns of a token, D hidden size of the head,
+S samples, R rows.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence as Seq
+from dataclasses import dataclass, replace
+
+import msgspec
+import numpy as np
+import torch
+
+from baton_engine.attention.interface import AttentionBackend, StepBatch
+from baton_engine.interface import PADDING, Row, Sample
+from baton_engine.kv.kv_pool import TorchMemory
+from baton_engine.kv.staging import stage
+from baton_engine.layers.ops import Ops
+from baton_engine.models.heads.head import Head
+from baton_engine.runner.input_batch import InputBatch, StepInput
+from baton_engine.runner.input_buffers import to_device
+from baton_engine.runner.int_arrays import NONE, Ints, ints_of
+from baton_engine.runner.kept_states import KeptStates, States, gathered, known_tokens
+from baton_engine.runner.sample_step import sample_step
+from baton_engine.scheduling.sequence import Sequence
+from baton_protocol.ids import BlockId
+from baton_protocol.layout import KVLayout
+
+Pieces = list[tuple[torch.Tensor, int]]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class HeadSizes:
+    """Limits of the target's engine: blocks of its pool, sequences and tokens of a step; and the
+    most drafts of a sequence."""
+
+    num_blocks: int
+    max_num_seqs: int
+    max_batched_tokens: int
+    most_drafts: int
+
+    def own_blocks(self, block_size: int) -> int:
+        """Blocks of a sequence for drafts beyond the target's blocks."""
+        return -(-self.most_drafts // block_size)
+
+    def all_blocks(self, block_size: int) -> int:
+        """Blocks of the head's pool, without padding."""
+        return self.num_blocks + self.max_num_seqs * self.own_blocks(block_size)
+
+
+@dataclass(frozen=True, slots=True)
+class HeadRow:
+    """Tokens of one sequence to compute: `row` counts positions from `first` on."""
+
+    row: Row
+    first: int
+
+
+@dataclass(frozen=True, slots=True)
+class HeadStep:
+    """A computed step: what each row's last token gives, in the order of the call."""
+
+    step: StepInput
+    hidden_TD: torch.Tensor
+    next_RD: torch.Tensor
+
+
+class HeadDrafts:
+    """`layout` is that of the target's pool, and `memory` the head's."""
+
+    def __init__(
+        self,
+        head: Head,
+        ops: Ops,
+        memory: TorchMemory,
+        attention: AttentionBackend,
+        layout: KVLayout,
+        sizes: HeadSizes,
+    ) -> None:
+        self._head, self._ops = head, ops
+        self._memory, self._attention = memory, attention
+        self._device = memory.pool.device
+        self._sizes = sizes
+        self._size, self._groups = layout.block_size, layout.num_groups
+        self._windowed = not layout.num_full_groups
+        self._batch = InputBatch(memory.layout)
+        self._own = sizes.own_blocks(layout.block_size)
+        self.kept = KeptStates(layout.block_size, 2 * sizes.max_num_seqs)
+
+    # --- the target's steps -------------------------------------------------------------------
+
+    @torch.inference_mode()
+    def take(self, step: StepInput, hidden_TC: torch.Tensor) -> None:
+        """Keep the states of a step of the target, and compute the tokens of prompts (see
+        runner.model_runner.HiddenTap)."""
+        starts = step.arrays.query_starts_R1.tolist()
+        taken: list[tuple[Row, States, int, int]] = []
+        parts: list[Ints] = []
+        count = 0
+        for at, row in zip(starts, step.rows, strict=False):
+            if not row.blocks_id:
+                continue
+            states, position = self.kept.begin_row(row)
+            taken.append((row, states, position, count))
+            skipped, number = position - row.start, row.start + len(row.tokens) - position
+            parts.append(np.arange(at + skipped, at + skipped + number))
+            count += number
+        if not count:
+            return
+        states_TD = self._head.states(hidden_TC[stage(np.concatenate(parts), self._device)])
+        self._compute_prompts(taken, states_TD)
+        self._keep(taken, states_TD)
+
+    def _compute_prompts(
+        self, taken: Seq[tuple[Row, States, int, int]], states_TD: torch.Tensor
+    ) -> None:
+        rows: list[HeadRow] = []
+        pieces: list[Pieces] = []
+        for row, states, position, at in taken:
+            known = known_tokens(row)
+            begin, end = states.done, row.start + known - 1
+            if known < 2 or begin >= end or begin < row.start - 1:
+                continue
+            spans = self._spans(row.blocks, states)
+            begin = max(begin, states.first)
+            if begin >= end:
+                continue
+            before = states.pieces(begin, position)
+            here = [
+                (states_TD, at + index)
+                for index in range(max(begin, position) - position, end - position)
+            ]
+            tokens = row.tokens[begin + 1 - row.start : end + 1 - row.start]
+            rows.append(HeadRow(Row(tokens, begin - states.first, spans), states.first))
+            pieces.append(before + here)
+            states.done = end
+        if rows:
+            self._compute(rows, pieces)
+
+    def _keep(self, taken: Seq[tuple[Row, States, int, int]], states_TD: torch.Tensor) -> None:
+        """Keep copies of the states that are still needed: the others use much more memory."""
+        needed: list[Ints] = []
+        count = 0
+        adds: list[tuple[States, int, int]] = []
+        for row, states, position, at in taken:
+            end = row.start + len(row.tokens)
+            if states.done > position:
+                states.drop(states.done)
+                at, position = at + states.done - position, states.done
+                if not states.pieces(states.begin, states.end):
+                    states.begin = position
+            adds.append((states, count, end - position))
+            needed.append(np.arange(at, at + end - position))
+            count += end - position
+        kept_ND = states_TD
+        if count < len(states_TD):
+            kept_ND = states_TD[stage(np.concatenate(needed), self._device)]
+        for states, begin, number in adds:
+            states.add(kept_ND, begin, number)
+
+    def _spans(self, blocks: Seq[BlockId], states: States) -> list[BlockId]:
+        """The blocks of the head's context. It begins later if a window has left the first ones."""
+        spans = list(blocks[:: self._groups])
+        if self._windowed:
+            least = states.first // self._size
+            while least < len(spans) and spans[least] == PADDING:
+                least += 1
+            states.first = least * self._size
+            states.done = max(states.done, states.first)
+        return spans[states.first // self._size :]
+
+    # --- drafts -------------------------------------------------------------------------------
+
+    def forget(self, sequence: Sequence) -> None:
+        """The sequence has ended."""
+        self.kept.forget(sequence.blocks_id)
+
+    @torch.inference_mode()
+    def propose(self, sequences: Seq[Sequence], most: Seq[int]) -> list[Seq[int]]:
+        drafts: list[Seq[int]] = [()] * len(sequences)
+        asked: list[int] = []
+        rows: list[HeadRow] = []
+        pieces: list[Pieces] = []
+        room = self._sizes.max_batched_tokens
+        for place, sequence in enumerate(sequences):
+            made = self._first_row(sequence, most[place], len(asked))
+            if made is None or len(made[1]) > room:
+                continue
+            room -= len(made[1])
+            asked.append(place)
+            rows.append(made[0])
+            pieces.append(made[1])
+        if not asked:
+            return drafts
+        found = self._chain(
+            [sequences[place] for place in asked], [most[place] for place in asked], rows, pieces
+        )
+        for place, ids in zip(asked, found, strict=True):
+            drafts[place] = ids
+        return drafts
+
+    def _first_row(
+        self, sequence: Sequence, most: int, number: int
+    ) -> tuple[HeadRow, Pieces] | None:
+        """What to compute before the first draft: all that is not yet, and at least the last
+        position, whose output is the draft. None if its state is not here."""
+        states, last = self.kept.of(sequence.blocks_id), sequence.known - 2
+        if states is None:
+            return None
+        states.cut(last + 1)
+        spans = self._spans(sequence.blocks, states)
+        begin = max(min(states.done, last), states.first)
+        if begin < states.begin or states.end <= last or begin > last:
+            return None
+        tokens = sequence.tokens[begin + 1 :]
+        sample = draft_sample(sequence, 0)
+        own = self._sizes.num_blocks + 1 + number * self._own
+        spans += [BlockId(own + index) for index in range(self._own)]
+        pieces = states.pieces(begin, last + 1)
+        states.done = last + 1
+        states.drop(last)
+        return HeadRow(Row(tokens, begin - states.first, spans, (sample,)), states.first), pieces
+
+    def _chain(
+        self, sequences: Seq[Sequence], most: Seq[int], rows: list[HeadRow], pieces: list[Pieces]
+    ) -> list[list[int]]:
+        computed = self._compute(rows, pieces)
+        alive = list(range(len(sequences)))
+        ids_S, place_of_S = self._sampled(computed)
+        found = [(alive, ids_S[stage(place_of_S, self._device)])]
+        for number in range(1, max(most)):
+            before = {place: index for index, place in enumerate(alive)}
+            alive = [place for place in alive if most[place] > number]
+            rows = [
+                _next_row(
+                    rows[before[place]], draft_sample(sequences[place], number), before[place]
+                )
+                for place in alive
+            ]
+            from_R = ints_of([before[place] for place in alive])
+            states_RD = computed.next_RD[stage(from_R, self._device)]
+            computed = self._compute(rows, states_RD, (ids_S, place_of_S))
+            ids_S, place_of_S = self._sampled(computed)
+            found.append((alive, ids_S[stage(place_of_S, self._device)]))
+        ids: list[int] = torch.cat([each for _, each in found]).tolist()
+        drafts: list[list[int]] = [[] for _ in sequences]
+        for place, id in zip((place for places, _ in found for place in places), ids, strict=True):
+            drafts[place].append(id)
+        return drafts
+
+    def _sampled(self, computed: HeadStep) -> tuple[torch.Tensor, Ints]:
+        step = computed.step
+        chosen = sample_step(step, computed.hidden_TD, self._head.logits, self._ops.draw)
+        return chosen.ids_S, step.sampling.place_of_S
+
+    def _compute(
+        self,
+        rows: Seq[HeadRow],
+        states: Seq[Pieces] | torch.Tensor,
+        before: tuple[torch.Tensor, Ints] | None = None,
+    ) -> HeadStep:
+        """Compute rows from the states of their tokens: of each row's, or one of each row [R, D].
+        `before` has the samples that awaited tokens are."""
+        ids_S, place_of_S = (None, NONE) if before is None else before
+        step = self._batch.take([each.row for each in rows], place_of_S)
+        if step.begun and not self._attention.recordable:
+            self._memory.clear(step.begun)  # see Forward.run()
+        order_R = np.argsort(step.line_of_R)
+        if isinstance(states, torch.Tensor):
+            states_TD = states[stage(order_R, self._device)]
+        else:
+            states_TD = gathered([each for row in order_R.tolist() for each in states[row]])
+        arrays = step.arrays
+        device = to_device(arrays, self._device)
+        if ids_S is not None:
+            self._ops.put_sampled(device.tokens_T, device.awaits_T, ids_S)
+        longest = int(np.diff(arrays.query_starts_R1).max()), int(arrays.seq_lens_R.max())
+        attention = self._attention.begin(StepBatch(arrays, device, *longest))
+        firsts_R = np.array([rows[row].first for row in order_R.tolist()], np.int32)
+        firsts_T = firsts_R.repeat(np.diff(arrays.query_starts_R1))
+        positions_T = device.positions_T + stage(firsts_T, self._device)
+        hidden_TD, next_TD = self._head.forward(states_TD, device.tokens_T, positions_T, attention)
+        last_R = arrays.query_starts_R1[1:].astype(np.int64)[step.line_of_R] - 1
+        return HeadStep(step, hidden_TD, next_TD[stage(last_R, self._device)])
+
+
+def _next_row(before: HeadRow, sample: Sample, awaited: int) -> HeadRow:
+    """The row of the draft that the row before it sampled."""
+    row = before.row
+    end = row.start + len(row.tokens)
+    return replace(before, row=Row((0,), end, row.blocks, (sample,), None, awaited))
+
+
+def draft_sample(sequence: Sequence, number: int) -> Sample:
+    """The sample of a draft: the target's at the same position, but for penalties, bans and
+    grammars."""
+    params = sequence.state.params
+    if params.logprobs is not None:
+        params = msgspec.structs.replace(params, logprobs=None)
+    return Sample(sequence.choice, sequence.known + number, params, (), None, sequence.state.listed)
