@@ -9,16 +9,16 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 from baton_engine.config.config_json import CONFIG, ConfigFields, read_json, shown
 from baton_engine.config.families import BUILT_IN, find_family
 from baton_engine.config.layer_counts import DECODER, LayerCounts
 from baton_engine.config.model_config import ModelConfig
+from baton_engine.config.speculative import HeadMethod
 from baton_engine.errors import ModelError, SettingsError, UnsupportedModel
 from baton_text.gguf.header import is_gguf
 
-HeadMethod = Literal["eagle", "eagle3", "medusa", "mtp"]
 # The model class of the families whose layers heads of EAGLE have.
 DECODER_CLASS = "baton_engine.models.decoder:Decoder"
 # What heads of EAGLE add to the name of their target's architecture.

@@ -6,18 +6,19 @@ In: the flag's text, with vLLM's names of keys. Out: checked values. Imports no 
 from __future__ import annotations
 
 from difflib import get_close_matches
-from typing import Annotated, Any, get_args
+from typing import Annotated, Any, Literal, get_args
 
 import msgspec
 from msgspec import Meta
 
-from baton_engine.config.head_config import HeadMethod
 from baton_engine.errors import SettingsError
 from baton_protocol.policies import SpeculativeMethod
 
 FLAG = "--speculative-config"
 EXAMPLE = '{"method": "ngram", "num_speculative_tokens": 4}'
 Count = Annotated[int, Meta(ge=1, le=64)]
+# Those of SpeculativeMethod that take hidden states of the target.
+HeadMethod = Literal["eagle", "eagle3", "medusa", "mtp"]
 HEADS: tuple[HeadMethod, ...] = get_args(HeadMethod)
 # Methods whose drafts come from weights in a folder of their own.
 WITH_FOLDER = ("eagle", "eagle3", "medusa")

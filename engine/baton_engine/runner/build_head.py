@@ -54,7 +54,7 @@ def head_proposer(plan: EnginePlan, head: LoadedHead, runner: TorchRunner, ops: 
     module, config = head.module, head.planned.config
     if isinstance(module, Medusa):
         made = MedusaDrafts(module, ops, plan.demand.max_num_seqs)
-        runner.tap = made.take
+        runner.tap = made
         return made
     dtype, block_size = plan.demand.dtype, plan.layout.block_size
     sizes = HeadSizes(
@@ -69,5 +69,5 @@ def head_proposer(plan: EnginePlan, head: LoadedHead, runner: TorchRunner, ops: 
         plan.kernels, memory, config.layer, exact=False, dtype=TORCH_DTYPES[dtype]
     )
     made = HeadDrafts(module, ops, memory, attention, plan.layout, sizes)
-    runner.tap = made.take
+    runner.tap = made
     return made

@@ -11,11 +11,8 @@ The head attends only to positions that this node computed since the sequence go
 other states are here. So after a hand-off, a preemption or a prefix that was cached, drafts are
 right less often. Answers never depend on them.
 
-Drafts are sampled with the parameters and the noise of the target's samples, without penalties,
-bans and grammars.
-
 Shapes: T tokens of a step, C numbers that the target returns of a token, D hidden size of the head,
-S samples, R rows.
+R rows.
 """
 
 from __future__ import annotations
@@ -23,21 +20,20 @@ from __future__ import annotations
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass, replace
 
-import msgspec
 import numpy as np
 import torch
 
 from baton_engine.attention.interface import AttentionBackend, StepBatch
-from baton_engine.interface import PADDING, Row, Sample
+from baton_engine.interface import PADDING, Row
 from baton_engine.kv.kv_pool import TorchMemory
 from baton_engine.kv.staging import stage
 from baton_engine.layers.ops import Ops
 from baton_engine.models.heads.head import Head
+from baton_engine.runner.draft_samples import draft_sample, sample_drafts
 from baton_engine.runner.input_batch import InputBatch, StepInput
 from baton_engine.runner.input_buffers import to_device
-from baton_engine.runner.int_arrays import NONE, Ints, ints_of
+from baton_engine.runner.int_arrays import NONE, Ints
 from baton_engine.runner.kept_states import KeptStates, States, gathered, known_tokens
-from baton_engine.runner.sample_step import sample_step
 from baton_engine.scheduling.sequence import Sequence
 from baton_protocol.ids import BlockId
 from baton_protocol.layout import KVLayout
@@ -74,10 +70,10 @@ class HeadRow:
 
 @dataclass(frozen=True, slots=True)
 class HeadStep:
-    """A computed step: what each row's last token gives, in the order of the call."""
+    """What the last token of each row of a step gives, in the order of the call: the input of
+    logits, and the states for the next token."""
 
-    step: StepInput
-    hidden_TD: torch.Tensor
+    hidden_RD: torch.Tensor
     next_RD: torch.Tensor
 
 
@@ -108,7 +104,7 @@ class HeadDrafts:
     @torch.inference_mode()
     def take(self, step: StepInput, hidden_TC: torch.Tensor) -> None:
         """Keep the states of a step of the target, and compute the tokens of prompts (see
-        runner.model_runner.HiddenTap)."""
+        model_runner.HiddenTap)."""
         starts = step.arrays.query_starts_R1.tolist()
         taken: list[tuple[Row, States, int, int]] = []
         parts: list[Ints] = []
@@ -229,56 +225,48 @@ class HeadDrafts:
         if begin < states.begin or states.end <= last or begin > last:
             return None
         tokens = sequence.tokens[begin + 1 :]
-        sample = draft_sample(sequence, 0)
         own = self._sizes.num_blocks + 1 + number * self._own
         spans += [BlockId(own + index) for index in range(self._own)]
         pieces = states.pieces(begin, last + 1)
         states.done = last + 1
         states.drop(last)
-        return HeadRow(Row(tokens, begin - states.first, spans, (sample,)), states.first), pieces
+        return HeadRow(Row(tokens, begin - states.first, spans), states.first), pieces
 
     def _chain(
         self, sequences: Seq[Sequence], most: Seq[int], rows: list[HeadRow], pieces: list[Pieces]
     ) -> list[list[int]]:
-        computed = self._compute(rows, pieces)
         alive = list(range(len(sequences)))
-        ids_S, place_of_S = self._sampled(computed)
-        found = [(alive, ids_S[stage(place_of_S, self._device)])]
+        computed = self._compute(rows, pieces)
+        ids_R = self._sampled(computed, sequences, 0)
+        found = [(alive, ids_R)]
         for number in range(1, max(most)):
-            before = {place: index for index, place in enumerate(alive)}
-            alive = [place for place in alive if most[place] > number]
-            rows = [
-                _next_row(
-                    rows[before[place]], draft_sample(sequences[place], number), before[place]
-                )
-                for place in alive
-            ]
-            from_R = ints_of([before[place] for place in alive])
-            states_RD = computed.next_RD[stage(from_R, self._device)]
-            computed = self._compute(rows, states_RD, (ids_S, place_of_S))
-            ids_S, place_of_S = self._sampled(computed)
-            found.append((alive, ids_S[stage(place_of_S, self._device)]))
+            before = [row for row, place in enumerate(alive) if most[place] > number]
+            alive = [alive[row] for row in before]
+            rows = [_next_row(rows[row], row) for row in before]
+            states_RD = computed.next_RD[stage(np.array(before), self._device)]
+            computed = self._compute(rows, states_RD, ids_R)
+            ids_R = self._sampled(computed, [sequences[place] for place in alive], number)
+            found.append((alive, ids_R))
         ids: list[int] = torch.cat([each for _, each in found]).tolist()
         drafts: list[list[int]] = [[] for _ in sequences]
         for place, id in zip((place for places, _ in found for place in places), ids, strict=True):
             drafts[place].append(id)
         return drafts
 
-    def _sampled(self, computed: HeadStep) -> tuple[torch.Tensor, Ints]:
-        step = computed.step
-        chosen = sample_step(step, computed.hidden_TD, self._head.logits, self._ops.draw)
-        return chosen.ids_S, step.sampling.place_of_S
+    def _sampled(self, computed: HeadStep, sequences: Seq[Sequence], number: int) -> torch.Tensor:
+        samples = [draft_sample(sequence, number) for sequence in sequences]
+        return sample_drafts(self._head.logits(computed.hidden_RD), samples, self._ops)
 
     def _compute(
         self,
         rows: Seq[HeadRow],
         states: Seq[Pieces] | torch.Tensor,
-        before: tuple[torch.Tensor, Ints] | None = None,
+        sampled_R: torch.Tensor | None = None,
     ) -> HeadStep:
         """Compute rows from the states of their tokens: of each row's, or one of each row [R, D].
-        `before` has the samples that awaited tokens are."""
-        ids_S, place_of_S = (None, NONE) if before is None else before
-        step = self._batch.take([each.row for each in rows], place_of_S)
+        Awaited tokens are among the ids `sampled_R`."""
+        places = NONE if sampled_R is None else np.arange(len(sampled_R))
+        step = self._batch.take([each.row for each in rows], places)
         if step.begun and not self._attention.recordable:
             self._memory.clear(step.begun)  # see Forward.run()
         order_R = np.argsort(step.line_of_R)
@@ -288,29 +276,21 @@ class HeadDrafts:
             states_TD = gathered([each for row in order_R.tolist() for each in states[row]])
         arrays = step.arrays
         device = to_device(arrays, self._device)
-        if ids_S is not None:
-            self._ops.put_sampled(device.tokens_T, device.awaits_T, ids_S)
+        if sampled_R is not None:
+            self._ops.put_sampled(device.tokens_T, device.awaits_T, sampled_R)
         longest = int(np.diff(arrays.query_starts_R1).max()), int(arrays.seq_lens_R.max())
         attention = self._attention.begin(StepBatch(arrays, device, *longest))
         firsts_R = np.array([rows[row].first for row in order_R.tolist()], np.int32)
         firsts_T = firsts_R.repeat(np.diff(arrays.query_starts_R1))
         positions_T = device.positions_T + stage(firsts_T, self._device)
         hidden_TD, next_TD = self._head.forward(states_TD, device.tokens_T, positions_T, attention)
-        last_R = arrays.query_starts_R1[1:].astype(np.int64)[step.line_of_R] - 1
-        return HeadStep(step, hidden_TD, next_TD[stage(last_R, self._device)])
+        ends_R = arrays.query_starts_R1[1:].astype(np.int64)[step.line_of_R]
+        last_R = stage(ends_R - 1, self._device)
+        return HeadStep(hidden_TD[last_R], next_TD[last_R])
 
 
-def _next_row(before: HeadRow, sample: Sample, awaited: int) -> HeadRow:
-    """The row of the draft that the row before it sampled."""
+def _next_row(before: HeadRow, awaited: int) -> HeadRow:
+    """The row of the draft that is sampled after this one, as number `awaited` of its step."""
     row = before.row
     end = row.start + len(row.tokens)
-    return replace(before, row=Row((0,), end, row.blocks, (sample,), None, awaited))
-
-
-def draft_sample(sequence: Sequence, number: int) -> Sample:
-    """The sample of a draft: the target's at the same position, but for penalties, bans and
-    grammars."""
-    params = sequence.state.params
-    if params.logprobs is not None:
-        params = msgspec.structs.replace(params, logprobs=None)
-    return Sample(sequence.choice, sequence.known + number, params, (), None, sequence.state.listed)
+    return replace(before, row=Row((0,), end, row.blocks, awaited_sample=awaited))

@@ -16,11 +16,9 @@ import torch
 from baton_engine.kv.staging import stage
 from baton_engine.layers.ops import Ops
 from baton_engine.models.heads.medusa import Medusa
-from baton_engine.runner.head_drafts import draft_sample
+from baton_engine.runner.draft_samples import draft_sample, sample_drafts
 from baton_engine.runner.input_batch import StepInput
 from baton_engine.runner.kept_states import KeptStates, States, gathered, known_tokens
-from baton_engine.sampling.metadata import draws_of
-from baton_engine.sampling.sampler import choose
 from baton_engine.scheduling.sequence import Sequence
 
 
@@ -32,7 +30,7 @@ class MedusaDrafts:
     @torch.inference_mode()
     def take(self, step: StepInput, hidden_TC: torch.Tensor) -> None:
         """Keep the states of a step of the target, of prompts only the last one (see
-        runner.model_runner.HiddenTap)."""
+        model_runner.HiddenTap)."""
         taken: list[tuple[States, int, int]] = []
         needed: list[int] = []
         for at, row in zip(step.arrays.query_starts_R1.tolist(), step.rows, strict=False):
@@ -72,19 +70,8 @@ class MedusaDrafts:
             rows = [row for row, place in enumerate(asked) if most[place] > head]
             some_SD = states_SD[stage(np.array(rows), states_SD.device)]
             samples = [draft_sample(sequences[asked[row]], head) for row in rows]
-            changed = [
-                index
-                for index, sample in enumerate(samples)
-                if sample.params.logit_bias or sample.params.allowed_token_ids is not None
-            ]
-            chosen = choose(
-                *(self._heads.logits(some_SD, head), samples),
-                draws_of(samples, some_SD.device),
-                self._ops.draw,
-                changed=changed,
-                asking={},
-            )
-            found.append(([asked[row] for row in rows], chosen.ids_S))
+            ids_R = sample_drafts(self._heads.logits(some_SD, head), samples, self._ops)
+            found.append(([asked[row] for row in rows], ids_R))
         ids: list[int] = torch.cat([each for _, each in found]).tolist()
         for place, id in zip((place for places, _ in found for place in places), ids, strict=True):
             drafts[place].append(id)

@@ -18,6 +18,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import islice
+from typing import Protocol
 
 import numpy as np
 import torch
@@ -31,17 +32,21 @@ from baton_engine.kv.staging import stage
 from baton_engine.models.model import Model
 from baton_engine.runner.forward import Forward
 from baton_engine.runner.input_batch import InputBatch, StepInput
-from baton_engine.runner.sample_step import sample_step
 from baton_engine.sampling.logprobs import Logprobs, logprobs_of
-from baton_engine.sampling.sampler import ChosenTokens
+from baton_engine.sampling.metadata import Draws
+from baton_engine.sampling.sampler import ChosenTokens, choose
 from baton_protocol.request import PositionLogprobs
-
-# Is told of each step: its input, and the hidden states of its tokens, of which there may be more.
-# They are valid until the next step. It may be told of a step twice, if the first launch failed.
-HiddenTap = Callable[[StepInput, torch.Tensor], None]
 
 # Times that a step is tried while the device lacks memory for it.
 LAUNCHES = 2
+
+
+class HiddenTap(Protocol):
+    def take(self, step: StepInput, hidden_TC: torch.Tensor) -> None:
+        """Called after each step with its input and the hidden states of its tokens, of which there
+        may be more. They are valid until the next step. If a launch failed, the step comes
+        again."""
+        ...
 
 
 class TorchRunner:
@@ -107,7 +112,7 @@ class TorchRunner:
         results = StepResults(step, read, [part.to_host() for part in prompts])
         pending = launched(results.read, self._device)
         if self.tap is not None:
-            self.tap(step, hidden_TD)
+            self.tap.take(step, hidden_TD)
         # Last, because the next step depends on these: a launch that fails must not change them.
         self._place_of = step.sampling.place_of_S
         if chosen is not None:
@@ -116,9 +121,25 @@ class TorchRunner:
 
     def _sample(self, hidden_TD: torch.Tensor, step: StepInput) -> ChosenTokens | None:
         """Sample for all rows at once, one token per sample; None if no row has a sample."""
-        if not step.sampling.samples:
+        sampling = step.sampling
+        if not sampling.samples:
             return None
-        return sample_step(step, hidden_TD, self._model.logits, self._model.ops.draw)
+        if sampling.one_each and step.max_query_len == 1:
+            logits_SV = self._model.logits(hidden_TD[: len(step.rows)])
+        else:
+            # Several choices may share a position.
+            at_P, row_of_S = np.unique(sampling.hidden_S, return_inverse=True)
+            logits_SV = self._model.logits(hidden_TD[stage(at_P, self._device)])
+            if len(at_P) < len(row_of_S):
+                logits_SV = logits_SV[stage(row_of_S, self._device)]
+        columns_6S = stage(sampling.columns_6S.view(np.int32), self._device)
+        return choose(
+            *(logits_SV, sampling.samples),
+            Draws(sampling.columns_6S, columns_6S, sampling.filtered),
+            self._model.ops.draw,
+            changed=sampling.changed,
+            asking=sampling.asking,
+        )
 
     def _score_prompts(self, hidden_TD: torch.Tensor, step: StepInput) -> list[Logprobs]:
         """Prompt logprobs of the rows that ask for them, in parts of PROMPT_ROWS positions."""
