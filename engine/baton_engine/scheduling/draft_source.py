@@ -14,6 +14,10 @@ class DraftSource(Protocol):
         token of each sequence is not computed, and no token is awaited."""
         ...
 
+    def forget(self, sequence: Sequence) -> None:
+        """The sequence has ended."""
+        ...
+
     def clock(self) -> float:
         """Seconds, for note_step()."""
         ...

@@ -52,6 +52,10 @@ class Drafter:
             drafts[place] = self._useful(sequences[place], ids[: lengths[place]])
         return drafts
 
+    def forget(self, sequence: Sequence) -> None:
+        """The sequence has ended."""
+        self._proposer.forget(sequence)
+
     def note_step(self, tokens: int, seconds: float) -> None:
         """A step of decoding sequences alone, with `tokens` tokens, took `seconds`."""
         self.cost.note(tokens, seconds)

@@ -29,3 +29,7 @@ class ForcedTokens:
             for place, ids in zip(free, proposals, strict=True):
                 drafts[place] = ids
         return drafts
+
+    def forget(self, sequence: Sequence) -> None:
+        if self.others is not None:
+            self.others.forget(sequence)

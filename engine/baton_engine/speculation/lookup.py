@@ -33,6 +33,9 @@ class PromptLookup:
             for sequence, length in zip(sequences, most, strict=True)
         ]
 
+    def forget(self, sequence: Sequence) -> None:
+        """Nothing is kept."""
+
     def after(self, tokens_T: Tokens, most: int) -> list[int]:
         places_P, matched = occurrences(tokens_T, self.longest)
         if matched < self.least:
@@ -76,6 +79,9 @@ class SuffixLookup:
             self.after(as_array(sequence), length)
             for sequence, length in zip(sequences, most, strict=True)
         ]
+
+    def forget(self, sequence: Sequence) -> None:
+        """Nothing is kept."""
 
     def after(self, tokens_T: Tokens, most: int) -> list[int]:
         places_P, matched = occurrences(tokens_T, self.longest)
