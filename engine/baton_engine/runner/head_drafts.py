@@ -97,7 +97,7 @@ class HeadDrafts:
         self._windowed = not layout.num_full_groups
         self._batch = InputBatch(memory.layout)
         self._own = sizes.own_blocks(layout.block_size)
-        self.kept = KeptStates(layout.block_size, 2 * sizes.max_num_seqs)
+        self.kept = KeptStates(layout.block_size, sizes.max_num_seqs)
 
     # --- the target's steps -------------------------------------------------------------------
 
@@ -185,7 +185,7 @@ class HeadDrafts:
 
     def forget(self, sequence: Sequence) -> None:
         """The sequence has ended."""
-        self.kept.forget(sequence.blocks_id)
+        self.kept.forget(sequence)
 
     @torch.inference_mode()
     def propose(self, sequences: Seq[Sequence], most: Seq[int]) -> list[Seq[int]]:
@@ -204,9 +204,13 @@ class HeadDrafts:
             pieces.append(made[1])
         if not asked:
             return drafts
-        found = self._chain(
-            [sequences[place] for place in asked], [most[place] for place in asked], rows, pieces
-        )
+        chosen, lengths = [sequences[place] for place in asked], [most[place] for place in asked]
+        try:
+            found = self._chain(chosen, lengths, rows, pieces)
+        except torch.OutOfMemoryError:
+            for sequence in chosen:  # the head's KV may lack tokens; the target's step may fit
+                self.kept.forget(sequence)
+            return drafts
         for place, ids in zip(asked, found, strict=True):
             drafts[place] = ids
         return drafts
@@ -216,7 +220,7 @@ class HeadDrafts:
     ) -> tuple[HeadRow, Pieces] | None:
         """What to compute before the first draft: all that is not yet, and at least the last
         position, whose output is the draft. None if its state is not here."""
-        states, last = self.kept.of(sequence.blocks_id), sequence.known - 2
+        states, last = self.kept.of(sequence), sequence.known - 2
         if states is None:
             return None
         states.cut(last + 1)

@@ -20,6 +20,7 @@ import torch
 
 from baton_engine.interface import Row
 from baton_engine.kv.staging import stage
+from baton_engine.scheduling.sequence import Sequence
 
 # Positions that are kept of a sequence that gets no drafts. A longer pause begins a new context.
 MOST_POSITIONS = 64
@@ -67,15 +68,24 @@ class KeptStates:
         self._block_size = block_size
         self._most = most
         self._kept: OrderedDict[int, States] = OrderedDict()
+        # The `blocks_id` under which each sequence was last asked for, by its key.
+        self._last: dict[tuple[int, int], int] = {}
 
     def __len__(self) -> int:
         return len(self._kept)
 
-    def of(self, blocks_id: int) -> States | None:
-        return self._kept.get(blocks_id)
+    def of(self, sequence: Sequence) -> States | None:
+        before = self._last.get(sequence.key)
+        if before != sequence.blocks_id:
+            if before is not None:
+                self._kept.pop(before, None)
+            self._last[sequence.key] = sequence.blocks_id
+        return self._kept.get(sequence.blocks_id)
 
-    def forget(self, blocks_id: int) -> None:
-        self._kept.pop(blocks_id, None)
+    def forget(self, sequence: Sequence) -> None:
+        """The sequence has ended."""
+        for blocks_id in (self._last.pop(sequence.key, 0), sequence.blocks_id):
+            self._kept.pop(blocks_id, None)
 
     def begin_row(self, row: Row) -> tuple[States, int]:
         """The sequence's states, without those of positions that the row computes, and the first

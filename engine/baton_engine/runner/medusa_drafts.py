@@ -25,7 +25,7 @@ from baton_engine.scheduling.sequence import Sequence
 class MedusaDrafts:
     def __init__(self, heads: Medusa, ops: Ops, max_num_seqs: int) -> None:
         self._heads, self._ops = heads, ops
-        self.kept = KeptStates(1, 2 * max_num_seqs)
+        self.kept = KeptStates(1, max_num_seqs)
 
     @torch.inference_mode()
     def take(self, step: StepInput, hidden_TC: torch.Tensor) -> None:
@@ -51,14 +51,14 @@ class MedusaDrafts:
 
     def forget(self, sequence: Sequence) -> None:
         """The sequence has ended."""
-        self.kept.forget(sequence.blocks_id)
+        self.kept.forget(sequence)
 
     @torch.inference_mode()
     def propose(self, sequences: Seq[Sequence], most: Seq[int]) -> list[Seq[int]]:
         drafts: list[list[int]] = [[] for _ in sequences]
         asked, pieces = [], []
         for place, sequence in enumerate(sequences):
-            states, last = self.kept.of(sequence.blocks_id), sequence.known - 2
+            states, last = self.kept.of(sequence), sequence.known - 2
             if states is not None and states.begin <= last < states.end:
                 asked.append(place)
                 pieces += states.pieces(last, last + 1)

@@ -20,7 +20,7 @@ from baton_engine.runner.medusa_drafts import MedusaDrafts
 from baton_engine.runner.model_runner import TorchRunner
 from baton_engine.scheduling.sequence import Sequence as Tokens
 from baton_protocol.ids import BlockId
-from tests.support.engines.engine_core import drive, make_request, run_all
+from tests.support.engines.engine_core import make_request, run_all
 from tests.support.engines.heads import make_head, medusa_drafts, mtp_twin, twin_of, with_mtp_layer
 from tests.support.engines.proposers import Guesses, drafter
 from tests.support.engines.tiny_models import prompt_of
@@ -37,6 +37,11 @@ TARGETS = {
     "mtp deepseek": "deepseek-v3",
 }
 MOST = 4
+
+
+def some(*quick: str) -> list[Any]:
+    """All kinds, of which the others take longer."""
+    return [pytest.param(kind, marks=() if kind in quick else pytest.mark.long) for kind in TARGETS]
 
 
 def folders(kind: str, tiny_model: Models, root: Path) -> tuple[Path, dict[str, Any]]:
@@ -99,7 +104,7 @@ def hidden_states(engine: EngineCore, tokens: Sequence[int]) -> torch.Tensor:
     return states.hidden_TC
 
 
-@pytest.mark.parametrize("kind", TARGETS)
+@pytest.mark.parametrize("kind", some("eagle3", "medusa", "mtp deepseek"))
 def test_drafts_are_those_of_the_same_head_in_plain_torch(
     kind: str, tiny_model: Models, tmp_path: Path
 ) -> None:
@@ -129,3 +134,55 @@ def test_drafts_are_those_of_the_same_head_in_plain_torch(
     for tokens, ids in watched.drafts:
         assert ids == twin.drafts(states[tokens[0]], tokens, len(ids))
     assert any(len(ids) == MOST for _, ids in watched.drafts)
+
+
+REQUESTS: dict[str, dict[str, Any]] = {
+    "a": {"logprobs": 2, "prompt_logprobs": 1},
+    "b": {"temperature": 1.0, "seed": 3, "n": 3, "logprobs": 1},
+    "c": {"temperature": 0.7, "top_p": 0.9, "top_k": 30, "repetition_penalty": 1.3},
+    "d": {"logit_bias": ((5, 3.0),), "bad_words": ((7,), (8, 9))},
+    "e": {"temperature": 1.5, "seed": 1, "min_tokens": 9, "logprobs": 0},
+    "f": {"max_tokens": 40},
+}
+
+
+@pytest.mark.parametrize("overlap", ["off", pytest.param("on", marks=pytest.mark.long)])
+@pytest.mark.parametrize("kind", some("eagle3"))
+def test_answers_and_logprobs_are_the_same_with_a_head(
+    kind: str, overlap: str, tiny_model: Models, tmp_path: Path
+) -> None:
+    """Eight sequences in a pool that is too small for them, so that some are preempted."""
+    folder, config = folders(kind, tiny_model, tmp_path)
+    requests = [
+        make_request(name, prompt_of(5 + 9 * place), **{"max_tokens": 24, **params})
+        for place, (name, params) in enumerate(REQUESTS.items())
+    ]
+    settings = {"max_batched_tokens": 48, "overlap": overlap}
+    alone = run_all(small_engine(folder, **settings), requests)
+    plain = with_head(folder, config, kv_blocks=16, **settings)
+    heads = Watched(proposer_of(plain), Guesses(alone.all_ids(), right=7))
+    engine = EngineCore(
+        plain.info, plain.runner, overlap=plain.overlap, drafter=drafter(heads, MOST)
+    )
+    run = run_all(engine, requests)
+    assert sorted(run.tokens, key=str) == sorted(alone.tokens, key=str)
+    assert run.prompt_logprobs("a") == alone.prompt_logprobs("a")
+    load = engine.load()
+    assert load.preemptions_total > 0
+    assert load.accepted_drafts_total > 0
+    assert any(heads.drafts)
+    assert load.free_blocks == engine.info.num_blocks
+    # What is kept of a sequence that was preempted before it got drafts goes as others come.
+    assert len(heads.head.kept) <= load.preemptions_total
+
+
+@pytest.mark.parametrize("kind", some("eagle", "medusa"))
+def test_the_engine_drafts_with_the_head_of_its_config(
+    kind: str, tiny_model: Models, tmp_path: Path
+) -> None:
+    folder, config = folders(kind, tiny_model, tmp_path)
+    requests = [make_request("a", prompt_of(40), max_tokens=40)]
+    engine = with_head(folder, config)
+    run = run_all(engine, requests)
+    assert run.all_ids() == run_all(small_engine(folder), requests).all_ids()
+    assert engine.load().drafted_tokens_total > 0
