@@ -30,7 +30,7 @@ class LoadedHead:
 
 
 def load_planned(planned: PlannedHead, slots: WeightSlots, target: Model) -> LoadedHead:
-    """Build the head and load its weights; without names of tensors they are random. Raises
+    """Build the head and load its weights; without names of tensors these are random. Raises
     WeightsError. From now on the target returns the hidden states that the head takes."""
     assert isinstance(target, Decoder), "transformers' code gives no hidden states"
     config = planned.config
@@ -38,11 +38,11 @@ def load_planned(planned: PlannedHead, slots: WeightSlots, target: Model) -> Loa
     if config.method == "medusa":
         module = Medusa(config, slots, target)
     else:
-        module = build_head(config, slots, target, planned.names)
-    if planned.names:
-        load_head(config, slots)
-    else:
+        module = build_head(config, slots, target, own_embedding=planned.own_embedding)
+    if planned.names is None:
         fill_slots(slots)
+    else:
+        load_head(config, slots)
     slots.finish()
     target.kept_layers = config.kept_layers
     return LoadedHead(planned, module)

@@ -99,6 +99,10 @@ class HeadDrafts:
         self._own = sizes.own_blocks(layout.block_size)
         self.kept = KeptStates(layout.block_size, sizes.max_num_seqs)
 
+    @property
+    def kv_bytes(self) -> int:
+        return self._memory.pool.nbytes
+
     # --- the target's steps -------------------------------------------------------------------
 
     @torch.inference_mode()

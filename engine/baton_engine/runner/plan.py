@@ -37,12 +37,17 @@ logger = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class PlannedHead:
-    """A head that drafts tokens, the names of its tensors (none of random weights), and the most
+    """A head that drafts tokens, the names of its tensors (None for random weights), and the most
     drafts of a sequence."""
 
     config: HeadConfig
-    names: frozenset[str]
+    names: frozenset[str] | None
     drafts: int
+
+    @property
+    def own_embedding(self) -> bool:
+        """Whether it does not share the target's."""
+        return self.config.method == "eagle3" and OWN_EMBEDDING in (self.names or ())
 
 
 @dataclass(frozen=True, slots=True)
@@ -130,7 +135,7 @@ def plan_head(settings: TorchSettings, config: ModelConfig) -> PlannedHead | Non
     drafts = asked.num_speculative_tokens
     head = read_head(asked.head, asked.model, config, settings.model, drafts)
     dummy = settings.load_format == "dummy"
-    return PlannedHead(head, frozenset() if dummy else head_names(head), drafts)
+    return PlannedHead(head, None if dummy else head_names(head), drafts)
 
 
 def _draft_demand(
@@ -142,7 +147,7 @@ def _draft_demand(
         settings.block_size,
         kernels,
         drafts=head.drafts,
-        own_embedding=OWN_EMBEDDING in head.names,
+        own_embedding=head.own_embedding,
     )
 
 

@@ -4,6 +4,8 @@ torch, and answers are the same as without."""
 from __future__ import annotations
 
 import json
+import math
+import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -11,14 +13,26 @@ from typing import Any
 
 import pytest
 import torch
+from safetensors.torch import load_file, save_file
 
+from baton_engine.config.engine_config import TorchSettings
 from baton_engine.core.engine_core import EngineCore
+from baton_engine.errors import (
+    EngineError,
+    ModelError,
+    SettingsError,
+    UnsupportedModel,
+    WeightsError,
+)
 from baton_engine.interface import Row
 from baton_engine.runner.head_drafts import HeadDrafts
 from baton_engine.runner.input_batch import StepInput
 from baton_engine.runner.medusa_drafts import MedusaDrafts
 from baton_engine.runner.model_runner import TorchRunner
+from baton_engine.runner.plan import make_plan
 from baton_engine.scheduling.sequence import Sequence as Tokens
+from baton_engine.sim.build import SimSettings, build_sim
+from baton_engine.weights.checkpoint import read_entries, weight_files
 from baton_protocol.ids import BlockId
 from tests.support.engines.engine_core import make_request, run_all
 from tests.support.engines.heads import make_head, medusa_drafts, mtp_twin, twin_of, with_mtp_layer
@@ -186,3 +200,113 @@ def test_the_engine_drafts_with_the_head_of_its_config(
     run = run_all(engine, requests)
     assert run.all_ids() == run_all(small_engine(folder), requests).all_ids()
     assert engine.load().drafted_tokens_total > 0
+
+
+def changed_head(folder: Path, **values: Any) -> Path:
+    """The head with other values in its config.json; None removes a tensor."""
+    config = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps({**config, **values}))
+    return folder
+
+
+def changed_tensors(folder: Path, **changes: torch.Tensor | None) -> Path:
+    """The head with other tensors; None removes one."""
+    path = folder / "model.safetensors"
+    tensors = {**load_file(path), **changes}
+    save_file({name: each for name, each in tensors.items() if each is not None}, path)
+    return folder
+
+
+WRONG_CONFIGS: list[tuple[str, dict[str, Any], str]] = [
+    ("eagle", {"hidden_size": 128}, "hidden_size is 128, and the target's is 64"),
+    ("eagle", {"vocab_size": 100}, "vocab_size is 100, and the target's is 320"),
+    ("eagle", {"num_hidden_layers": 2}, "num_hidden_layers 2; heads of 1 layer"),
+    ("eagle", {"architectures": ["GptOssForCausalLM"]}, "supported: LlamaForCausalLM"),
+    ("eagle3", {"target_hidden_size": 32}, "target_hidden_size is 32, and the target's is 64"),
+    (
+        "eagle3",
+        {"eagle_config": {"eagle_aux_hidden_state_layer_ids": [0, 1, 3]}},
+        "eagle_aux_hidden_state_layer_ids is [0, 1, 3]; expected 3 layers of the target's 3",
+    ),
+    ("medusa", {"medusa_num_heads": 3}, "num_speculative_tokens 4 is more than the medusa_num_h"),
+    ("medusa", {"hidden_size": 32}, "hidden_size is 32, and the target's is 64"),
+]
+TENSOR = torch.zeros(2)
+WRONG_TENSORS: list[tuple[str, dict[str, torch.Tensor | None], str]] = [
+    ("eagle", {"fc.weight": None}, "lacks fc.weight"),
+    ("eagle", {"layers.1.mlp.up_proj.weight": TENSOR}, "no use for: layers.1.mlp.up_proj.weight"),
+    ("eagle3", {"fc.weight": TENSOR}, "has shape [2]; the config asks for [64, 192]"),
+    ("eagle3", {"d2t": torch.full((200,), 300)}, "gives ids from 300 to 499, and the vocabulary"),
+    ("medusa", {"3.1.weight": None}, "lacks 3.1.weight"),
+    ("medusa", {"4.1.weight": TENSOR}, "has no use for: 4.1.weight"),
+]
+
+
+@pytest.mark.parametrize(("method", "values", "message"), WRONG_CONFIGS)
+def test_a_head_for_another_model_is_refused_by_key(
+    method: str, values: dict[str, Any], message: str, tiny_model: Models, tmp_path: Path
+) -> None:
+    target = tiny_model(LLAMA)
+    head = changed_head(make_head(method, target, tmp_path), **values)
+    with pytest.raises(EngineError, match=re.escape(message)):
+        with_head(target, {"method": method, "model": str(head)})
+
+
+@pytest.mark.parametrize(("method", "tensors", "message"), WRONG_TENSORS)
+def test_a_head_with_other_tensors_is_refused_by_name(
+    method: str,
+    tensors: dict[str, torch.Tensor | None],
+    message: str,
+    tiny_model: Models,
+    tmp_path: Path,
+) -> None:
+    target = tiny_model(LLAMA)
+    head = changed_tensors(make_head(method, target, tmp_path), **tensors)
+    with pytest.raises(WeightsError, match=re.escape(message)):
+        with_head(target, {"method": method, "model": str(head)})
+
+
+def test_a_missing_head_is_refused_by_its_place(tiny_model: Models, tmp_path: Path) -> None:
+    llama, glm = tiny_model(LLAMA), tiny_model("glm4-moe")
+    nowhere = {"method": "eagle", "model": str(tmp_path / "none")}
+    with pytest.raises(ModelError, match=r"eagle: the head's folder .*none has no config.json"):
+        with_head(llama, nowhere)
+    (tmp_path / "config.json").write_text("{}")
+    (tmp_path / "medusa_lm_head.pt").write_bytes(b"x")
+    (tmp_path / "config.json").write_text('{"medusa_num_heads": 4}')
+    with pytest.raises(WeightsError, match=r"medusa_lm_head.pt is a pickle.*safetensors.torch"):
+        with_head(llama, {"method": "medusa", "model": str(tmp_path)})
+    with pytest.raises(UnsupportedModel, match=r"mtp: LlamaForCausalLM has no layers that draft"):
+        with_head(llama, {"method": "mtp"})
+    with pytest.raises(WeightsError, match=r"lacks model.layers.2.eh_proj.weight, "):
+        with_head(glm, {"method": "mtp"})
+
+
+@pytest.mark.parametrize("kind", some("eagle3", "medusa"))
+def test_the_memory_estimate_counts_the_head(kind: str, tiny_model: Models, tmp_path: Path) -> None:
+    folder, config = folders(kind, tiny_model, tmp_path)
+    text = json.dumps({**config, "num_speculative_tokens": MOST})
+    settings = {"dtype": "float32", "kv_blocks": 100, "max_num_seqs": 8, "threads": 1}
+    plan = make_plan(TorchSettings(model=folder, speculative_config=text, **settings))
+    assert plan.head is not None
+    names, unused = plan.head.names or (), plan.head.config.layer.unused_tensors
+    held = sum(
+        math.prod(entry.shape) * 4
+        for path in weight_files(plan.head.config.folder)
+        for entry in read_entries(path)
+        if entry.name in names and not (unused and entry.name.startswith(unused))
+    )
+    assert plan.demand.drafts.weights == pytest.approx(held, rel=0.01)
+    engine = with_head(folder, config, kv_blocks=100, max_num_seqs=8)
+    if kind == "medusa":
+        assert plan.demand.drafts.block == 0
+        return
+    heads = proposer_of(engine)
+    assert isinstance(heads, HeadDrafts)
+    held_kv = 101 * plan.demand.drafts.block + 8 * plan.demand.drafts.block
+    assert heads.kv_bytes == held_kv
+
+
+def test_the_simulated_engine_has_no_hidden_states() -> None:
+    with pytest.raises(SettingsError, match=r"method mtp needs a model's hidden states"):
+        build_sim(SimSettings(speculative_config='{"method": "mtp"}'))

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
-
 from baton_engine.config.head_config import HeadConfig
 from baton_engine.layers.parameter import WeightSlots
 from baton_engine.models.decoder import Decoder
@@ -16,14 +14,14 @@ OWN_EMBEDDING = "embed_tokens.weight"
 
 
 def build_head(
-    head: HeadConfig, slots: WeightSlots, target: Decoder, names: Collection[str]
+    head: HeadConfig, slots: WeightSlots, target: Decoder, *, own_embedding: bool
 ) -> Head:
-    """`names` are those of the checkpoint's tensors. Not for Medusa."""
+    """With `own_embedding`, the checkpoint has one that the head uses. Not for Medusa."""
     match head.method:
         case "eagle":
             return Eagle(head, slots, target)
         case "eagle3":
-            return Eagle3(head, slots, target, own_embedding=OWN_EMBEDDING in names)
+            return Eagle3(head, slots, target, own_embedding=own_embedding)
         case "mtp":
             return MultiTokenPrediction(head, slots, target)
         case "medusa":
