@@ -46,6 +46,9 @@ from baton_engine.runner.profile_run import PROFILE_BLOCKS, profile
 from baton_engine.runner.state_check import blocks_needed, check_state
 from baton_engine.runner.warm_up import counting, describe, warm_all
 from baton_engine.speculation.build import make_drafter
+from baton_engine.speculation.draft_kv import DraftKV
+from baton_engine.speculation.draft_model import DraftLimits, DraftModel
+from baton_engine.speculation.proposer import Proposer
 from baton_engine.weights.checkpoint import weight_files
 from baton_engine.weights.digest import check_unchanged, file_states, tensor_digests
 from baton_engine.weights.dummy import dummy_digests, fill_slots
@@ -78,12 +81,14 @@ def build_torch(
         model = _load_model(settings, plan)
         if weights_there:
             check_unchanged(settings.model, states)
-        head = _load_head(plan, model)
-        plan = _profiled(plan, model)
+        second, head = _load_second(plan), _load_head(plan, model)
+        plan = _profiled(plan, model, second)
         runner = _runner(plan, model)
         if plan.exact and not runner.exact:
             plan = _not_exact(plan, settings)
-        proposer = None if head is None else head_proposer(plan, head, runner, model.ops)
+        drafting: Proposer | None = _draft_model(plan, second)
+        if head is not None:
+            drafting = head_proposer(plan, head, runner, model.ops)
         with ProgressLine(sys.stderr) as line:
             warm_all(runner.buckets, runner.warm, runner.warm_eager, line)
     quantized = plan.config.quantization
@@ -106,7 +111,7 @@ def build_torch(
         *(info, runner, _host_memory(memory, plan)),
         stored=memory if plan.layout.codec == "none" else EncodedMemory(memory),
         overlap=plan.overlap,
-        drafter=make_drafter(settings.speculative_config, info.vocab_size, proposer),
+        drafter=make_drafter(settings.speculative_config, info.vocab_size, drafting),
     )
     _log_ready(info, plan, runner.buckets, time.monotonic() - started)
     return engine
@@ -220,13 +225,42 @@ def _load_bridged(settings: TorchSettings, plan: EnginePlan, slots: WeightSlots)
     return model
 
 
-def _profiled(plan: EnginePlan, model: Model) -> EnginePlan:
+def _load_second(plan: EnginePlan) -> Model | None:
+    """The model that drafts, if one does."""
+    if plan.second is None or plan.of_second is None:
+        return None
+    logger.info("drafts come from %s", plan.second.settings.model)
+    return _load_model(plan.second.settings, plan.of_second)
+
+
+def _draft_model(plan: EnginePlan, model: Model | None) -> DraftModel | None:
+    own = plan.of_second
+    if model is None or own is None:
+        return None
+    runner = _runner(own, model)
+    with ProgressLine(sys.stderr) as line:
+        warm_all(runner.buckets, runner.warm, runner.warm_eager, line)
+    limits = DraftLimits(
+        max_batched_tokens=own.demand.max_batched_tokens,
+        max_model_len=own.max_model_len,
+        vocab_size=own.config.vocab_size,
+    )
+    return DraftModel(runner, DraftKV(own.num_blocks, own.layout), limits)
+
+
+def _profiled(plan: EnginePlan, model: Model, second: Model | None) -> EnginePlan:
     """The plan after the largest step has run, on CUDA."""
     if plan.device.type != "cuda":
         return plan
+    runner = _profile_runner(plan, model)
+    own = plan.of_second
+    other = None if own is None or second is None else _profile_runner(own, second)
+    return profile(plan, runner, CudaCard(plan.device), other)
+
+
+def _profile_runner(plan: EnginePlan, model: Model) -> TorchRunner:
     memory = TorchMemory(plan.layout, PROFILE_BLOCKS, plan.device)
-    runner = TorchRunner(model, memory, _attention(plan, memory))
-    return profile(plan, runner, CudaCard(plan.device))
+    return TorchRunner(model, memory, _attention(plan, memory))
 
 
 def _runner(plan: EnginePlan, model: Model) -> TorchRunner:

@@ -12,7 +12,7 @@ import msgspec
 from msgspec import Meta
 
 from baton_engine.errors import SettingsError
-from baton_protocol.policies import SpeculativeMethod
+from baton_protocol.policies import Quantization, SpeculativeMethod
 
 FLAG = "--speculative-config"
 EXAMPLE = '{"method": "ngram", "num_speculative_tokens": 4}'
@@ -21,7 +21,7 @@ Count = Annotated[int, Meta(ge=1, le=64)]
 HeadMethod = Literal["eagle", "eagle3", "medusa", "mtp"]
 HEADS: tuple[HeadMethod, ...] = get_args(HeadMethod)
 # Methods whose drafts come from weights in a folder of their own.
-WITH_FOLDER = ("eagle", "eagle3", "medusa")
+WITH_FOLDER = ("draft_model", "eagle", "eagle3", "medusa")
 Share = Annotated[float, Meta(ge=0, le=1)]
 
 
@@ -35,6 +35,8 @@ class SpeculativeConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknow
       `suffix_decoding_min_token_prob`; at most `suffix_decoding_max_spec_factor` times as many as
       the end has tokens, and ends have at most `suffix_decoding_max_tree_depth` tokens.
     - "grammar": no drafts but those of grammars.
+    - "draft_model": what the model in the folder `model` generates. It has the same tokenizer, and
+      its weights are rounded as `quantization` says (see --quantization).
     - "eagle", "eagle3", "medusa": a head in the folder `model`, which was trained on hidden states
       of the target.
     - "mtp": the layer of the target's checkpoint that drafts tokens (multi-token prediction).
@@ -44,12 +46,13 @@ class SpeculativeConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknow
 
     method: SpeculativeMethod
     num_speculative_tokens: Count = 4
-    model: str | None = None
     prompt_lookup_min: Count = 3
     prompt_lookup_max: Count = 5
     suffix_decoding_max_tree_depth: Annotated[int, Meta(ge=1, le=1024)] = 24
     suffix_decoding_max_spec_factor: Annotated[float, Meta(gt=0, le=64)] = 1.0
     suffix_decoding_min_token_prob: Share = 0.1
+    model: str | None = None
+    quantization: Quantization = "none"
 
     @classmethod
     def parse(cls, text: str) -> SpeculativeConfig:
@@ -77,20 +80,26 @@ class SpeculativeConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknow
         """The method, if it is a head that takes hidden states of the target."""
         return next((method for method in HEADS if method == self.method), None)
 
+    @property
+    def needs_weights(self) -> bool:
+        """Whether drafts come from a model or a head."""
+        return self.method in WITH_FOLDER or self.head is not None
+
     def check(self) -> None:
-        if self.method in WITH_FOLDER and self.model is None:
-            raise SettingsError(
-                f"{FLAG}: method {self.method} needs the key model, the folder of the head"
-            )
-        if self.method not in WITH_FOLDER and self.model is not None:
-            raise SettingsError(
-                f"{FLAG}: method {self.method} has no model {self.model}; the key is for"
-                f" {', '.join(WITH_FOLDER)}"
-            )
         if self.prompt_lookup_min > self.prompt_lookup_max:
             raise SettingsError(
                 f"{FLAG}: prompt_lookup_min {self.prompt_lookup_min} is larger than"
                 f" prompt_lookup_max {self.prompt_lookup_max}"
+            )
+        if self.method in WITH_FOLDER and not self.model:
+            raise SettingsError(
+                f"{FLAG}: {self.method} needs a model, the folder of the one to use"
+            )
+        if self.method not in WITH_FOLDER and self.model is not None:
+            raise SettingsError(f"{FLAG}: {self.method} has no use for the model {self.model}")
+        if self.method != "draft_model" and self.quantization != "none":
+            raise SettingsError(
+                f"{FLAG}: {self.method} has no weights for the quantization {self.quantization}"
             )
 
 

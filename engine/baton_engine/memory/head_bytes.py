@@ -1,6 +1,6 @@
 """What a head that drafts from hidden states adds to an engine's memory. No torch.
 
-In: the head's config. Out: a DraftDemand. The head's KV has a block for each of the target's.
+In: the head's config. Out: a HeadDemand. The head's KV has a block for each of the target's.
 
 Shapes: D hidden size of the head, C numbers that the target returns of a token, V vocabulary.
 """
@@ -8,7 +8,7 @@ Shapes: D hidden size of the head, C numbers that the target returns of a token,
 from __future__ import annotations
 
 from baton_engine.config.head_config import HeadConfig
-from baton_engine.memory.demand import DraftDemand
+from baton_engine.memory.demand import HeadDemand
 from baton_protocol.layout import ITEM_BYTES, KVLayout
 
 FLOAT32_BYTES = 4
@@ -23,13 +23,13 @@ def head_layout(head: HeadConfig, dtype: str, block_size: int) -> KVLayout:
 
 def head_demand(
     head: HeadConfig, dtype: str, block_size: int, kernels: str, *, drafts: int, own_embedding: bool
-) -> DraftDemand:
+) -> HeadDemand:
     """`drafts` is the most drafts of a sequence. With `own_embedding`, the checkpoint has one that
     is not shared with the target."""
     item, size = ITEM_BYTES[dtype], head.layer.hidden_size
     kept = len(head.kept_layers) * head.target_size
     if not head.keeps_kv:
-        return DraftDemand(
+        return HeadDemand(
             weights=_medusa_weights(head) * item,
             sequence=(1 + drafts) * size * item,
             token=size * item,
@@ -40,7 +40,7 @@ def head_demand(
     # What the target returns (kept apart, joined, and the part that the head takes), and the head's
     # states, embeddings, both joined, residual, delta and norm.
     numbers = 3 * kept + head.target_size + 8 * size
-    return DraftDemand(
+    return HeadDemand(
         weights=_layer_weights(head, item, own_embedding=own_embedding),
         block=block,
         sequence=-(-drafts // block_size) * block + (1 + drafts) * size * item,

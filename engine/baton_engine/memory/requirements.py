@@ -15,7 +15,7 @@ from msgspec import UNSET
 from baton_engine.config.engine_config import TorchSettings
 from baton_engine.config.model_config import ModelConfig, compute_dtype
 from baton_engine.errors import SettingsError
-from baton_engine.memory.demand import DraftDemand, MemoryDemand
+from baton_engine.memory.demand import MemoryDemand
 from baton_protocol.layout import LATENT, KVField, KVGroup, KVLayout, default_chunk_blocks
 from baton_protocol.policies import KVCacheDType
 
@@ -44,7 +44,6 @@ def demand_of(
     *,
     kernels: str,
     card: int | None,
-    drafts: DraftDemand | None = None,
 ) -> MemoryDemand:
     """`kernels` is "torch" or "triton"; `card` is the GPU's memory in bytes, None on a CPU. Raises
     SettingsError if --max-model-len exceeds the model's max_position_embeddings."""
@@ -73,7 +72,6 @@ def demand_of(
         kv_memory=settings.kv_memory,
         kv_blocks=settings.kv_blocks,
         stored_splits=settings.batch_invariant == "on" and kernels == "triton",
-        drafts=drafts or DraftDemand(),
     )
 
 

@@ -21,13 +21,20 @@ from baton_engine.config.model_config import ModelConfig, compute_dtype
 from baton_engine.config.speculative import SpeculativeConfig
 from baton_engine.errors import SettingsError
 from baton_engine.kv.host_blocks import slots_for
-from baton_engine.memory.demand import DraftDemand, Measured, MemoryBudget, MemoryDemand
+from baton_engine.memory.demand import (
+    HeadDemand,
+    Measured,
+    MemoryBudget,
+    MemoryDemand,
+    SecondDemand,
+)
 from baton_engine.memory.fit import free_blocks
 from baton_engine.memory.fit_check import check_fit, pool_text
 from baton_engine.memory.head_bytes import head_demand
 from baton_engine.memory.host_memory import check_asked, free_memory
 from baton_engine.memory.requirements import CPU_KV_BYTES, CPU_SHARE, demand_of, layout_of
 from baton_engine.models.heads.build import OWN_EMBEDDING
+from baton_engine.runner.second_model import SecondModel, second_model
 from baton_engine.weights.checkpoint import weight_files
 from baton_engine.weights.head_files import head_names
 from baton_protocol.layout import KVLayout
@@ -70,7 +77,25 @@ class EnginePlan:
     kernels: Kernels
     overlap: bool
     exact: bool  # --batch-invariant
-    head: PlannedHead | None = None
+    second: SecondModel | None = None  # drafts
+    head: PlannedHead | None = None  # drafts
+
+    @property
+    def of_second(self) -> EnginePlan | None:
+        """The plan of the second model alone. Its pool holds as many tokens as the target's."""
+        demand = self.demand.of_second
+        if demand is None:
+            return None
+        return replace(
+            self,
+            config=demand.config,
+            layout=demand.layout,
+            demand=demand,
+            num_blocks=self.demand.second_blocks(self.num_blocks),
+            host_slots=0,
+            max_model_len=min(self.max_model_len, demand.config.max_positions),
+            second=None,
+        )
 
     def measured(self, bytes_measured: Measured) -> EnginePlan:
         """The plan with the memory measured after the weights were loaded. Raises SettingsError if
@@ -103,9 +128,14 @@ def make_plan(
     kernels = choose_kernels(settings.kernels, device, compute_dtype(config, settings.dtype))
     room = _room(settings, device, free())
     card = room.total if room is not None and device.type == "cuda" else None
+    demand = demand_of(settings, config, layout, kernels=kernels, card=card)
     head = plan_head(settings, config)
-    drafts = None if head is None else _draft_demand(head, settings, config, kernels)
-    demand = demand_of(settings, config, layout, kernels=kernels, card=card, drafts=drafts)
+    if head is not None:
+        demand = replace(demand, head=_head_demand(head, demand))
+    second = second_model(settings, config, demand.dtype)
+    if second is not None:
+        kept = SecondDemand(config=second.config, layout=layout_of(second.settings, second.config))
+        demand = replace(demand, second=kept)
     num_blocks = _num_blocks(demand, room)
     return EnginePlan(
         config=config,
@@ -120,6 +150,7 @@ def make_plan(
         kernels=kernels,
         overlap=settings.overlap == "on" or (settings.overlap == "auto" and device.type == "cuda"),
         exact=_exact(settings, config, device, kernels),
+        second=second,
         head=head,
     )
 
@@ -138,14 +169,12 @@ def plan_head(settings: TorchSettings, config: ModelConfig) -> PlannedHead | Non
     return PlannedHead(head, None if dummy else head_names(head), drafts)
 
 
-def _draft_demand(
-    head: PlannedHead, settings: TorchSettings, config: ModelConfig, kernels: Kernels
-) -> DraftDemand:
+def _head_demand(head: PlannedHead, demand: MemoryDemand) -> HeadDemand:
     return head_demand(
         head.config,
-        compute_dtype(config, settings.dtype),
-        settings.block_size,
-        kernels,
+        demand.dtype,
+        demand.layout.block_size,
+        demand.kernels,
         drafts=head.drafts,
         own_embedding=head.own_embedding,
     )

@@ -4,25 +4,33 @@ from __future__ import annotations
 
 from baton_engine.config.speculative import FLAG, SpeculativeConfig
 from baton_engine.errors import SettingsError
+from baton_engine.speculation.draft_model import DraftModel
 from baton_engine.speculation.drafter import Drafter
 from baton_engine.speculation.forced import ForcedTokens
 from baton_engine.speculation.lookup import PromptLookup, SuffixLookup
 from baton_engine.speculation.proposer import Proposer
+from baton_engine.speculation.step_clock import StepClock
 
 
-def make_drafter(text: str | None, vocab_size: int, head: Proposer | None = None) -> Drafter | None:
-    """None without a config. `head` is the proposer of a method that takes hidden states, if the
-    engine has them. Raises SettingsError."""
+def make_drafter(
+    text: str | None, vocab_size: int, drafting: Proposer | None = None
+) -> Drafter | None:
+    """None without a config. `drafting` is the proposer of a method that needs a model or a head,
+    if the engine has one. Raises SettingsError."""
     if text is None:
         return None
     config = SpeculativeConfig.parse(text)
-    if config.head is not None and head is None:
+    if drafting is None and config.needs_weights:
         raise SettingsError(
-            f"{FLAG}: method {config.method} needs a model's hidden states, and the simulated"
-            " engine has none; use ngram, suffix or grammar"
+            f"{FLAG}: the simulated engine has no weights for {config.method}; use ngram, suffix or"
+            " grammar"
         )
-    others = _lookup(config) if head is None else head
-    return Drafter(ForcedTokens(others), config.num_speculative_tokens, vocab_size)
+    return Drafter(
+        ForcedTokens(_lookup(config) if drafting is None else drafting),
+        config.num_speculative_tokens,
+        vocab_size,
+        clock=drafting.clock if isinstance(drafting, DraftModel) else StepClock(),
+    )
 
 
 def _lookup(config: SpeculativeConfig) -> Proposer | None:

@@ -286,7 +286,12 @@ def test_a_missing_head_is_refused_by_its_place(tiny_model: Models, tmp_path: Pa
 def test_the_memory_estimate_counts_the_head(kind: str, tiny_model: Models, tmp_path: Path) -> None:
     folder, config = folders(kind, tiny_model, tmp_path)
     text = json.dumps({**config, "num_speculative_tokens": MOST})
-    settings = {"dtype": "float32", "kv_blocks": 100, "max_num_seqs": 8, "threads": 1}
+    settings: dict[str, Any] = {
+        "dtype": "float32",
+        "kv_blocks": 100,
+        "max_num_seqs": 8,
+        "threads": 1,
+    }
     plan = make_plan(TorchSettings(model=folder, speculative_config=text, **settings))
     assert plan.head is not None
     names, unused = plan.head.names or (), plan.head.config.layer.unused_tensors
@@ -296,17 +301,17 @@ def test_the_memory_estimate_counts_the_head(kind: str, tiny_model: Models, tmp_
         for entry in read_entries(path)
         if entry.name in names and not (unused and entry.name.startswith(unused))
     )
-    assert plan.demand.drafts.weights == pytest.approx(held, rel=0.01)
+    assert plan.demand.head.weights == pytest.approx(held, rel=0.01)
     engine = with_head(folder, config, kv_blocks=100, max_num_seqs=8)
     if kind == "medusa":
-        assert plan.demand.drafts.block == 0
+        assert plan.demand.head.block == 0
         return
     heads = proposer_of(engine)
     assert isinstance(heads, HeadDrafts)
-    held_kv = 101 * plan.demand.drafts.block + 8 * plan.demand.drafts.block
+    held_kv = 101 * plan.demand.head.block + 8 * plan.demand.head.block
     assert heads.kv_bytes == held_kv
 
 
 def test_the_simulated_engine_has_no_hidden_states() -> None:
-    with pytest.raises(SettingsError, match=r"method mtp needs a model's hidden states"):
+    with pytest.raises(SettingsError, match=r"the simulated engine has no weights for mtp"):
         build_sim(SimSettings(speculative_config='{"method": "mtp"}'))

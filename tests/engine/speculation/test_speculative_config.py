@@ -29,6 +29,11 @@ def test_a_config_has_defaults() -> None:
         ('{"method": "ngram", "num_speculative_tokens": "4"}', "Expected `int`, got `str`"),
         ('{"method": "ngram", "prompt_lookup_max": 2}', "prompt_lookup_min 3 is larger than"),
         ('{"method": "suffix", "suffix_decoding_min_token_prob": 2}', "`float` <= 1"),
+        ('{"method": "draft_model"}', "draft_model needs a model, the folder"),
+        ('{"method": "draft_model", "modle": "/m"}', "did you mean model?"),
+        ('{"method": "ngram", "model": "/m"}', "ngram has no use for the model /m"),
+        ('{"method": "suffix", "quantization": "int4"}', "suffix has no weights for the quantiz"),
+        ('{"method": "draft_model", "model": "/m", "quantization": "int3"}', "Invalid enum value"),
     ],
 )
 def test_an_invalid_config_is_refused_by_key_and_value(text: str, message: str) -> None:
