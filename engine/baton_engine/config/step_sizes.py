@@ -28,3 +28,8 @@ def split_blocks(block_size: int) -> int:
     registers, and there are at most SPLIT_KEYS, if that is possible."""
     smallest = math.lcm(block_size, REGISTER_NUMBERS) // block_size
     return max(1, SPLIT_KEYS // block_size // smallest) * smallest
+
+
+# Positions of a sequence whose hidden states are kept for a head that drafts, while it gets no
+# drafts. After more of them its context begins anew.
+KEPT_POSITIONS = 64

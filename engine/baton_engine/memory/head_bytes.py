@@ -8,6 +8,7 @@ Shapes: D hidden size of the head, C numbers that the target returns of a token,
 from __future__ import annotations
 
 from baton_engine.config.head_config import HeadConfig
+from baton_engine.config.step_sizes import KEPT_POSITIONS
 from baton_engine.memory.demand import HeadDemand
 from baton_protocol.layout import ITEM_BYTES, KVLayout
 
@@ -43,7 +44,7 @@ def head_demand(
     return HeadDemand(
         weights=_layer_weights(head, item, own_embedding=own_embedding),
         block=block,
-        sequence=-(-drafts // block_size) * block + (1 + drafts) * size * item,
+        sequence=-(-drafts // block_size) * block + KEPT_POSITIONS * size * item,
         token=numbers * item + largest,
         returned=kept,
     )

@@ -3,13 +3,13 @@
 In: the target's steps with the hidden states of their tokens, and sequences. Out: drafts.
 
 The head's KV of a position has the place of the target's: the same block and the same offset, in a
-pool of its own with as many blocks. So it needs no bookkeeping, and ends with the target's. It is
-the KV of what the target computed at the position and of the token after it. What a prompt's tokens
-need is computed right after the target's step; the rest is when the sequence gets drafts.
+pool of its own with as many blocks. So it needs no allocation, and ends with the target's. It is
+the KV of what the target computed at the position and of the token after it. It is computed when
+the sequence gets drafts, or after a step of the target if much is lacking, as of prompts.
 
-The head attends only to positions that this node computed since the sequence got its blocks: no
-other states are here. So after a hand-off, a preemption or a prefix that was cached, drafts are
-right less often. Answers never depend on them.
+The head attends only to positions whose states this node had: those that the sequence computed
+since it got its blocks, and cached blocks before them that are full of the head's KV. So after a
+hand-off or a failover, drafts are right less often. Answers never depend on them.
 
 Shapes: T tokens of a step, C numbers that the target returns of a token, D hidden size of the head,
 R rows.
@@ -24,6 +24,7 @@ import numpy as np
 import torch
 
 from baton_engine.attention.interface import AttentionBackend, StepBatch
+from baton_engine.config.step_sizes import KEPT_POSITIONS
 from baton_engine.interface import PADDING, Row
 from baton_engine.kv.kv_pool import TorchMemory
 from baton_engine.kv.staging import stage
@@ -33,11 +34,20 @@ from baton_engine.runner.draft_samples import draft_sample, sample_drafts
 from baton_engine.runner.input_batch import InputBatch, StepInput
 from baton_engine.runner.input_buffers import to_device
 from baton_engine.runner.int_arrays import NONE, Ints
-from baton_engine.runner.kept_states import KeptStates, States, gathered, known_tokens
+from baton_engine.runner.kept_states import (
+    AWAITED,
+    KeptStates,
+    States,
+    gathered,
+    known_tokens,
+)
 from baton_engine.scheduling.sequence import Sequence
-from baton_protocol.ids import BlockId
+from baton_protocol.ids import BlockHash, BlockId
 from baton_protocol.layout import KVLayout
 
+# Positions that are computed without need for a draft, once a sequence lacks so many. Half of those
+# that may be kept: the next row may have many more.
+AT_LEAST = KEPT_POSITIONS // 2
 Pieces = list[tuple[torch.Tensor, int]]
 
 
@@ -97,6 +107,8 @@ class HeadDrafts:
         self._windowed = not layout.num_full_groups
         self._batch = InputBatch(memory.layout)
         self._own = sizes.own_blocks(layout.block_size)
+        # The hash of the tokens up to the end of a block that is full of the head's KV.
+        self._names: dict[BlockId, BlockHash] = {}
         self.kept = KeptStates(layout.block_size, sizes.max_num_seqs)
 
     @property
@@ -133,20 +145,20 @@ class HeadDrafts:
         rows: list[HeadRow] = []
         pieces: list[Pieces] = []
         for row, states, position, at in taken:
-            known = known_tokens(row)
-            begin, end = states.done, row.start + known - 1
-            if known < 2 or begin >= end or begin < row.start - 1:
+            end = row.start + known_tokens(row) - 1
+            if end - states.done < AT_LEAST:
                 continue
             spans = self._spans(row.blocks, states)
-            begin = max(begin, states.first)
-            if begin >= end:
+            begin = states.done
+            tokens = states.tokens(begin + 1, position)
+            tokens += row.tokens[max(begin + 1, position) - row.start : end + 1 - row.start]
+            if begin >= end or AWAITED in tokens:
                 continue
             before = states.pieces(begin, position)
             here = [
                 (states_TD, at + index)
                 for index in range(max(begin, position) - position, end - position)
             ]
-            tokens = row.tokens[begin + 1 - row.start : end + 1 - row.start]
             rows.append(HeadRow(Row(tokens, begin - states.first, spans), states.first))
             pieces.append(before + here)
             states.done = end
@@ -157,7 +169,7 @@ class HeadDrafts:
         """Keep copies of the states that are still needed: the others use much more memory."""
         needed: list[Ints] = []
         count = 0
-        adds: list[tuple[States, int, int]] = []
+        adds: list[tuple[States, int, Seq[int]]] = []
         for row, states, position, at in taken:
             end = row.start + len(row.tokens)
             if states.done > position:
@@ -165,14 +177,17 @@ class HeadDrafts:
                 at, position = at + states.done - position, states.done
                 if not states.pieces(states.begin, states.end):
                     states.begin = position
-            adds.append((states, count, end - position))
+            tokens = row.tokens[position - row.start :]
+            if row.awaited_sample is not None and position < end:
+                tokens = (*tokens[:-1], AWAITED)
+            adds.append((states, count, tokens))
             needed.append(np.arange(at, at + end - position))
             count += end - position
         kept_ND = states_TD
         if count < len(states_TD):
             kept_ND = states_TD[stage(np.concatenate(needed), self._device)]
-        for states, begin, number in adds:
-            states.add(kept_ND, begin, number)
+        for states, begin, tokens in adds:
+            states.add(kept_ND, begin, tokens)
 
     def _spans(self, blocks: Seq[BlockId], states: States) -> list[BlockId]:
         """The blocks of the head's context. It begins later if a window has left the first ones."""
@@ -199,8 +214,8 @@ class HeadDrafts:
         pieces: list[Pieces] = []
         room = self._sizes.max_batched_tokens
         for place, sequence in enumerate(sequences):
-            made = self._first_row(sequence, most[place], len(asked))
-            if made is None or len(made[1]) > room:
+            made = self._first_row(sequence, len(asked), room)
+            if made is None:
                 continue
             room -= len(made[1])
             asked.append(place)
@@ -217,20 +232,54 @@ class HeadDrafts:
             return drafts
         for place, ids in zip(asked, found, strict=True):
             drafts[place] = ids
+            self._name_blocks(sequences[place])
         return drafts
 
-    def _first_row(
-        self, sequence: Sequence, most: int, number: int
-    ) -> tuple[HeadRow, Pieces] | None:
-        """What to compute before the first draft: all that is not yet, and at least the last
-        position, whose output is the draft. None if its state is not here."""
-        states, last = self.kept.of(sequence), sequence.known - 2
+    def _find_context(self, sequence: Sequence, states: States) -> None:
+        """Begin the context earlier if the blocks before it have the head's KV, of this sequence
+        before it was preempted, or of another one with the same tokens."""
+        span = states.first // self._size
+        hashes = sequence.hashes_of(span)
+        while (
+            span and self._names.get(sequence.blocks[(span - 1) * self._groups]) == hashes[span - 1]
+        ):
+            span -= 1
+        states.first, states.named = span * self._size, span
+
+    def _name_blocks(self, sequence: Sequence) -> None:
+        """Name the blocks that are full of the head's KV as the target's are named."""
+        states = self.kept.of(sequence)
         if states is None:
+            return
+        full = states.done // self._size
+        begin = max(states.named, states.first // self._size)
+        for span in range(begin, full):
+            self._names[sequence.blocks[span * self._groups]] = sequence.hash_spans(full)[span]
+        states.named = max(states.named, full)
+
+    def _forget_names(self, rows: Seq[HeadRow]) -> None:
+        """These rows write to their blocks."""
+        size = self._size
+        for row in (each.row for each in rows):
+            end = row.start + len(row.tokens)
+            for block in row.blocks[row.start // size : -(-end // size)]:
+                self._names.pop(block, None)
+
+    def _first_row(
+        self, sequence: Sequence, number: int, room: int
+    ) -> tuple[HeadRow, Pieces] | None:
+        """What to compute for the first draft of a step's sequence number `number`: all that is not
+        yet, and at least the last position, whose output is the draft. None if its state is not
+        here, or if that is more than `room` tokens."""
+        states, last = self.kept.of(sequence), sequence.known - 2
+        if states is None or states.first > last:
             return None
         states.cut(last + 1)
+        if states.named < 0:
+            self._find_context(sequence, states)
         spans = self._spans(sequence.blocks, states)
         begin = max(min(states.done, last), states.first)
-        if begin < states.begin or states.end <= last or begin > last:
+        if begin < states.begin or states.end <= last or begin > last or last - begin >= room:
             return None
         tokens = sequence.tokens[begin + 1 :]
         own = self._sizes.num_blocks + 1 + number * self._own
@@ -277,6 +326,7 @@ class HeadDrafts:
         step = self._batch.take([each.row for each in rows], places)
         if step.begun and not self._attention.recordable:
             self._memory.clear(step.begun)  # see Forward.run()
+        self._forget_names(rows)
         order_R = np.argsort(step.line_of_R)
         if isinstance(states, torch.Tensor):
             states_TD = states[stage(order_R, self._device)]

@@ -1,4 +1,4 @@
-"""KeptStates: what heads need of the positions whose next token is not yet known.
+"""KeptStates: what heads need of positions whose KV of their own they have not computed.
 
 In: the rows of each step of the target, and the states of their tokens. Out: per sequence the
 states of its last positions. Positions that other nodes or other requests computed have none.
@@ -18,24 +18,28 @@ from collections.abc import Sequence as Seq
 import numpy as np
 import torch
 
+from baton_engine.config.step_sizes import KEPT_POSITIONS
 from baton_engine.interface import Row
 from baton_engine.kv.staging import stage
 from baton_engine.scheduling.sequence import Sequence
 
-# Positions that are kept of a sequence that gets no drafts. A longer pause begins a new context.
-MOST_POSITIONS = 64
+# In place of a token that is not known yet.
+AWAITED = -1
 
 
 class States:
-    """The states of positions [begin, end), each as a row of a tensor. `first` is a multiple of the
+    """The states of positions [begin, end), each as a row of a tensor, and their tokens, as far as
+    these are known. `first` is a multiple of the
     block size: the context of the head begins there, and positions [first, done) have the head's
-    KV."""
+    KV. The head's KV of `named` spans has a name, or -1 before the sequence was first asked for."""
 
-    __slots__ = ("_places", "begin", "done", "first")
+    __slots__ = ("_places", "_tokens", "begin", "done", "first", "named")
 
     def __init__(self, first: int) -> None:
         self.first = self.begin = self.done = first
+        self.named = -1
         self._places: list[tuple[torch.Tensor, int]] = []
+        self._tokens: list[int] = []
 
     @property
     def end(self) -> int:
@@ -44,16 +48,23 @@ class States:
     def cut(self, start: int) -> None:
         """Forget positions from `start` on, which are computed again."""
         del self._places[max(0, start - self.begin) :]
+        del self._tokens[max(0, start - self.begin) :]
         self.done = max(self.first, min(self.done, start))
 
     def drop(self, position: int) -> None:
         """Forget the positions before this one."""
-        del self._places[: position - self.begin]
+        del self._places[: max(0, position - self.begin)]
+        del self._tokens[: max(0, position - self.begin)]
         self.begin = max(self.begin, position)
 
-    def add(self, states_TD: torch.Tensor, begin: int, count: int) -> None:
-        """The next positions have these rows of a tensor."""
-        self._places += ((states_TD, row) for row in range(begin, begin + count))
+    def add(self, states_TD: torch.Tensor, begin: int, tokens: Seq[int]) -> None:
+        """The next positions have the rows of a tensor from `begin` on, and these tokens."""
+        self._places += ((states_TD, row) for row in range(begin, begin + len(tokens)))
+        self._tokens += tokens
+
+    def tokens(self, begin: int, end: int) -> list[int]:
+        """The tokens of these positions."""
+        return self._tokens[max(0, begin - self.begin) : max(0, end - self.begin)]
 
     def pieces(self, begin: int, end: int) -> list[tuple[torch.Tensor, int]]:
         """The states of these positions."""
@@ -93,7 +104,7 @@ class KeptStates:
         states = self._kept.get(row.blocks_id)
         if states is not None:
             states.cut(row.start)
-            full = states.end - states.begin > MOST_POSITIONS
+            full = states.end - states.begin > KEPT_POSITIONS
             if full or max(row.start, states.first) > states.end:
                 states = None
         if states is None:

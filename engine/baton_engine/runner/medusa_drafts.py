@@ -31,7 +31,7 @@ class MedusaDrafts:
     def take(self, step: StepInput, hidden_TC: torch.Tensor) -> None:
         """Keep the states of a step of the target, of prompts only the last one (see
         model_runner.HiddenTap)."""
-        taken: list[tuple[States, int, int]] = []
+        taken: list[tuple[States, int, Seq[int]]] = []
         needed: list[int] = []
         for at, row in zip(step.arrays.query_starts_R1.tolist(), step.rows, strict=False):
             if not row.blocks_id:
@@ -40,14 +40,13 @@ class MedusaDrafts:
             skipped = max(0, known_tokens(row) - 1)
             states.drop(states.end)
             states.begin = row.start + skipped
-            count = len(row.tokens) - skipped
-            taken.append((states, len(needed), count))
+            taken.append((states, len(needed), row.tokens[skipped:]))
             needed += range(at + skipped, at + len(row.tokens))
         if not needed:
             return
         kept_SD = self._heads.states(hidden_TC[stage(np.array(needed), hidden_TC.device)])
-        for states, begin, count in taken:
-            states.add(kept_SD, begin, count)
+        for states, begin, tokens in taken:
+            states.add(kept_SD, begin, tokens)
 
     def forget(self, sequence: Sequence) -> None:
         """The sequence has ended."""

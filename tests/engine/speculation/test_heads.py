@@ -8,6 +8,7 @@ import math
 import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -81,13 +82,18 @@ def proposer_of(engine: EngineCore) -> Proposer:
 
 @dataclass
 class Watched:
-    """A head's drafts are noted, and then replaced by others."""
+    """A head's drafts are noted, and then replaced by others. It is not asked for the outputs from
+    number `until` to number `again`."""
 
     head: Proposer
     others: Guesses
+    until: int = 0
+    again: int = 0
     drafts: list[tuple[list[int], list[int]]] = field(default_factory=list)
 
     def propose(self, sequences: Sequence[Tokens], most: Sequence[int]) -> list[Sequence[int]]:
+        if any(self.until <= sequence.num_outputs < self.again for sequence in sequences):
+            return [()] * len(sequences)
         found = self.head.propose(sequences, most)
         self.drafts += [
             ([*sequence.tokens], [*ids]) for sequence, ids in zip(sequences, found, strict=True)
@@ -118,6 +124,31 @@ def hidden_states(engine: EngineCore, tokens: Sequence[int]) -> torch.Tensor:
     return states.hidden_TC
 
 
+def test_the_context_begins_in_cached_blocks_that_have_the_heads_kv(
+    tiny_model: Models, tmp_path: Path
+) -> None:
+    """A conversation's second turn finds the first in the prefix cache."""
+    folder, config = folders("eagle3", tiny_model, tmp_path)
+    prompt, more = prompt_of(70), prompt_of(20, seed=1)
+    first = make_request("a", prompt, max_tokens=20, ignore_eos=True)
+    [answer] = run_all(small_engine(folder), [first]).all_ids().values()
+    second = make_request("b", [*prompt, *answer, *more], max_tokens=12, ignore_eos=True)
+    answers = run_all(small_engine(folder), [second]).all_ids()
+    plain = with_head(folder, config)
+    watched = Watched(proposer_of(plain), Guesses(answers, right=6))
+    engine = EngineCore(plain.info, plain.runner, drafter=drafter(watched, MOST))
+    run_all(engine, [first])
+    watched.drafts.clear()
+    run = run_all(engine, [second])
+    assert (run.all_ids(), run.use("b")[0]) == (answers, 80)
+    tokens = [*second.prompt_ids, *answers["b", 0]]
+    states = hidden_states(plain, tokens)
+    twin = twin_of("eagle3", folder, tmp_path / "head")
+    assert len(watched.drafts) > 3
+    for known, ids in watched.drafts:
+        assert ids == twin.drafts(states, known, MOST)[: len(ids)]
+
+
 @pytest.mark.parametrize("kind", some("eagle3", "medusa", "mtp deepseek"))
 def test_drafts_are_those_of_the_same_head_in_plain_torch(
     kind: str, tiny_model: Models, tmp_path: Path
@@ -125,10 +156,10 @@ def test_drafts_are_those_of_the_same_head_in_plain_torch(
     folder, config = folders(kind, tiny_model, tmp_path)
     requests = [
         make_request(name, prompt_of(length), max_tokens=14, ignore_eos=True)
-        for name, length in (("a", 37), ("b", 5))
+        for name, length in (("a", 150), ("b", 5), ("c", 37))
     ]
     answers = run_all(small_engine(folder), requests).all_ids()
-    plain = with_head(folder, config, max_batched_tokens=16)
+    plain = with_head(folder, config, max_batched_tokens=24)
     watched = Watched(proposer_of(plain), Guesses(answers, right=6))
     run = run_all(EngineCore(plain.info, plain.runner, drafter=drafter(watched, MOST)), requests)
     assert run.all_ids() == answers
@@ -315,3 +346,24 @@ def test_the_memory_estimate_counts_the_head(kind: str, tiny_model: Models, tmp_
 def test_the_simulated_engine_has_no_hidden_states() -> None:
     with pytest.raises(SettingsError, match=r"the simulated engine has no weights for mtp"):
         build_sim(SimSettings(speculative_config='{"method": "mtp"}'))
+
+
+def test_the_context_lasts_while_a_sequence_gets_no_drafts(
+    tiny_model: Models, tmp_path: Path
+) -> None:
+    """Its positions are computed without a draft, some at a time."""
+    folder, config = folders("eagle3", tiny_model, tmp_path)
+    request = make_request("a", prompt_of(10), max_tokens=150, ignore_eos=True)
+    answers = run_all(small_engine(folder), [request]).all_ids()
+    plain = with_head(folder, config)
+    watched = Watched(proposer_of(plain), Guesses(answers, right=0), until=2, again=140)
+    engine = EngineCore(plain.info, plain.runner, drafter=drafter(watched, MOST))
+    assert run_all(engine, [request]).all_ids() == answers
+    tokens = [*request.prompt_ids, *answers["a", 0]]
+    states, twin = hidden_states(plain, tokens), twin_of("eagle3", folder, tmp_path / "head")
+    lengths = [len(known) - 10 for known, _ in watched.drafts]
+    assert lengths[0] == 1
+    assert lengths[-1] > 140
+    assert max(later - earlier for earlier, later in pairwise(lengths)) > 130
+    for known, ids in watched.drafts:
+        assert ids == twin.drafts(states, known, MOST)[: len(ids)]
