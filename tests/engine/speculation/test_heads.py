@@ -51,6 +51,8 @@ TARGETS = {
     "mtp glm": "glm4-moe",
     "mtp deepseek": "deepseek-v3",
 }
+# Windows in all layers, of which the head has none, and in every other one.
+WINDOWS = {"eagle window": "mistral-window", "eagle3 groups": "gemma2"}
 MOST = 4
 
 
@@ -61,7 +63,7 @@ def some(*quick: str) -> list[Any]:
 
 def folders(kind: str, tiny_model: Models, root: Path) -> tuple[Path, dict[str, Any]]:
     """The target's folder and the config of its head."""
-    method, target = kind.split()[0], tiny_model(TARGETS[kind])
+    method, target = kind.split()[0], tiny_model((TARGETS | WINDOWS)[kind])
     if method == "mtp":
         return with_mtp_layer(target, root / "target"), {"method": "mtp"}
     head = make_head(method, target, root / "head")
@@ -192,7 +194,9 @@ REQUESTS: dict[str, dict[str, Any]] = {
 
 
 @pytest.mark.parametrize("overlap", ["off", pytest.param("on", marks=pytest.mark.long)])
-@pytest.mark.parametrize("kind", some("eagle3"))
+@pytest.mark.parametrize(
+    "kind", [*some("eagle3"), *(pytest.param(kind, marks=pytest.mark.long) for kind in WINDOWS)]
+)
 def test_answers_and_logprobs_are_the_same_with_a_head(
     kind: str, overlap: str, tiny_model: Models, tmp_path: Path
 ) -> None:
@@ -204,7 +208,7 @@ def test_answers_and_logprobs_are_the_same_with_a_head(
     ]
     settings = {"max_batched_tokens": 48, "overlap": overlap}
     alone = run_all(small_engine(folder, **settings), requests)
-    plain = with_head(folder, config, kv_blocks=16, **settings)
+    plain = with_head(folder, config, kv_blocks=12, **settings)
     heads = Watched(proposer_of(plain), Guesses(alone.all_ids(), right=7))
     engine = EngineCore(
         plain.info, plain.runner, overlap=plain.overlap, drafter=drafter(heads, MOST)
