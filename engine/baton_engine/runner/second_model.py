@@ -72,7 +72,9 @@ def _check_tokens(target: Path, one: ModelConfig, second: Path, other: ModelConf
                 f" has {one.vocab_size}; a draft model needs the same tokenizer"
             )
         return
-    differing = sorted(set(ids.items()) ^ set(other_ids.items()), key=lambda pair: pair[1])
+    differing = sorted(
+        set(ids.items()) ^ set(other_ids.items()), key=lambda pair: (pair[1], pair[0])
+    )
     if differing:
         text = differing[0][0]
         raise SettingsError(

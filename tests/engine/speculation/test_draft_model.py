@@ -91,8 +91,8 @@ def test_a_model_with_another_tokenizer_is_refused(
     folder = tiny_model(TARGET)
     other = other_tokenizer(folder, tmp_path / "other", swap_two)
     message = (
-        f"the draft model {other} has another tokenizer than {folder}: 'J' has id 40 there and"
-        " id 41 here; of 320 tokens, 2 differ"
+        f"the draft model {other} has another tokenizer than {folder}: 'I' has id 41 there and"
+        " id 40 here; of 320 tokens, 2 differ"
     )
     with pytest.raises(SettingsError, match=message):
         small_engine(folder, speculative_config=speculative(other))
