@@ -179,7 +179,7 @@ def runner_of(llm: LLM) -> TorchRunner:
 
 
 def answer(demo: Path, head: Path, until: float, threads: int) -> list[Answer]:
-    """The demo model's answers, greedy and sampled, until so much CPU time has passed."""
+    """The demo model's answers, greedy and sampled, until this CPU time."""
     llm, collector = engine_with(demo, head, threads), Collector()
     runner_of(llm).tap = collector
     questions, answers = chats(TOPICS), list[Answer]()

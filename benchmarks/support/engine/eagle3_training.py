@@ -119,7 +119,7 @@ class Trainer:
     def train(
         self, answers: Sequence[Answer], seconds: float, report: Callable[[str], None]
     ) -> int:
-        """Train for so many seconds of CPU time. Returns the number of pairs that were used."""
+        """Train for `seconds` of CPU time. Returns the number of pairs that were used."""
         optimizer = torch.optim.AdamW(self._trained, betas=(0.9, 0.95), weight_decay=0.01)
         began, shuffled, pairs = time.process_time(), random.Random(0), 0
         order: list[Answer] = []

@@ -45,8 +45,8 @@ from baton_engine.scheduling.sequence import Sequence
 from baton_protocol.ids import BlockHash, BlockId
 from baton_protocol.layout import KVLayout
 
-# Positions that are computed without need for a draft, once a sequence lacks so many. Half of those
-# that may be kept: the next row may have many more.
+# A sequence that lacks the KV of this many positions computes them also if it gets no draft: half
+# of those that may be kept, as the next row may have many more.
 AT_LEAST = KEPT_POSITIONS // 2
 Pieces = list[tuple[torch.Tensor, int]]
 

@@ -4,8 +4,8 @@ In: the rows of each step of the target, and the states of their tokens. Out: pe
 states of its last positions. Positions that other nodes or other requests computed have none.
 
 Rows belong to the same sequence as long as they have the same `blocks_id`, so a preempted sequence
-begins anew. A sequence whose positions do not follow each other, because KV of some has landed,
-begins anew after the gap.
+begins again. One whose positions do not follow each other, because KV of some has landed, begins
+again after the gap.
 
 Shapes: T tokens of a step, D size of a state.
 """
