@@ -37,6 +37,7 @@ from baton_engine.weights.checkpoint import read_entries, weight_files
 from baton_protocol.ids import BlockId
 from tests.support.engines.engine_core import make_request, run_all
 from tests.support.engines.heads import make_head, medusa_drafts, mtp_twin, twin_of, with_mtp_layer
+from tests.support.engines.kernels import DEVICE
 from tests.support.engines.proposers import Guesses, drafter
 from tests.support.engines.tiny_models import prompt_of
 from tests.support.engines.torch_engines import small_engine
@@ -369,5 +370,29 @@ def test_the_context_lasts_while_a_sequence_gets_no_drafts(
     assert lengths[0] == 1
     assert lengths[-1] > 140
     assert max(later - earlier for earlier, later in pairwise(lengths)) > 130
+    for known, ids in watched.drafts:
+        assert ids == twin.drafts(states, known, MOST)[: len(ids)]
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("kind", ["eagle3", "mtp deepseek"])
+def test_heads_draft_with_tritons_kernels(kind: str, tiny_model: Models, tmp_path: Path) -> None:
+    """On a GPU, decode steps are recorded, and have padding."""
+    folder, config = folders(kind, tiny_model, tmp_path)
+    request = make_request("a", prompt_of(20), max_tokens=4, ignore_eos=True)
+    settings = {"kernels": "triton", "device": DEVICE.type}
+    answers = run_all(small_engine(folder, **settings), [request]).all_ids()
+    plain = with_head(folder, config, **settings)
+    watched = Watched(proposer_of(plain), Guesses(answers, right=6))
+    engine = EngineCore(plain.info, plain.runner, drafter=drafter(watched, MOST))
+    assert run_all(engine, [request]).all_ids() == answers
+    tokens = [*request.prompt_ids, *answers["a", 0]]
+    states = hidden_states(plain, tokens).cpu()
+    twin = (
+        twin_of("eagle3", folder, tmp_path / "head")
+        if kind == "eagle3"
+        else mtp_twin(folder, tmp_path / "twin")
+    )
+    assert watched.drafts
     for known, ids in watched.drafts:
         assert ids == twin.drafts(states, known, MOST)[: len(ids)]
