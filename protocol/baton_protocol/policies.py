@@ -31,6 +31,8 @@ Quantization = Literal["none", "fp8", "int8", "int4"]
 # most.
 KVCacheDType = Literal["auto", "int8", "fp8"]
 # What drafts of next tokens are made of. There is no default: without a method there are no drafts.
-SpeculativeMethod = Literal["ngram", "suffix", "grammar", "draft_model"]
+SpeculativeMethod = Literal[
+    "ngram", "suffix", "grammar", "draft_model", "eagle", "eagle3", "medusa", "mtp"
+]
 # Who may use the KV of a tenant's prompts.
 Sharing = Literal["pool", "tenant"]

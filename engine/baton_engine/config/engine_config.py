@@ -135,8 +135,8 @@ class EngineConfig:
     speculative_config: str | None = option(
         None,
         "compute drafts of the next tokens in the same step, and keep those that are right; answers"
-        " stay the same. JSON with vLLM's keys: method (ngram, suffix, grammar,"
-        " draft_model), num_speculative_tokens, prompt_lookup_min, prompt_lookup_max,"
+        " stay the same. JSON with vLLM's keys: method (ngram, suffix, grammar, draft_model, eagle,"
+        " eagle3, medusa, mtp), num_speculative_tokens, prompt_lookup_min, prompt_lookup_max,"
         " suffix_decoding_*, model, quantization (default: no drafts)",
         metavar="JSON",
     )

@@ -26,6 +26,19 @@ class SecondDemand:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class HeadDemand:
+    """Bytes of a head that drafts: of its weights, of its KV per block of the pool, and for each of
+    `max_num_seqs` sequences and of `max_batched_tokens` tokens. `returned` is how many numbers the
+    target returns of a token in addition."""
+
+    weights: int = 0
+    block: int = 0
+    sequence: int = 0
+    token: int = 0
+    returned: int = 0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class MemoryDemand:
     """What an engine has to hold and to compute.
 
@@ -49,10 +62,16 @@ class MemoryDemand:
     measured: Measured | None = None
     second: SecondDemand | None = None
     stored_splits: bool = False  # triton's kernels store splits (--batch-invariant on)
+    head: HeadDemand = HeadDemand()
 
     @property
     def item(self) -> int:
         return ITEM_BYTES[self.dtype]
+
+    @property
+    def block_bytes(self) -> int:
+        """Bytes of a block, with those of a head."""
+        return self.layout.block_bytes + self.head.block
 
     @property
     def pool_blocks(self) -> int | None:

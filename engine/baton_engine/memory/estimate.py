@@ -129,7 +129,9 @@ def _head_bytes(config: ModelConfig, item: int) -> int:
 def resident_bytes(demand: MemoryDemand) -> int:
     """Bytes that stay on the device between steps. Without a measurement these are the weights, and
     SPARE_BYTES covers the rest."""
-    return demand.measured.resident if demand.measured else weight_bytes(demand)
+    if demand.measured:
+        return demand.measured.resident
+    return weight_bytes(demand) + demand.head.weights
 
 
 def activation_bytes(demand: MemoryDemand, length: int) -> int:
@@ -161,30 +163,36 @@ def _own_graph_bytes(demand: MemoryDemand) -> int:
         return 0
     sizes = buckets(demand.max_num_seqs)
     launches = len(sizes) * demand.config.num_layers * GRAPH_LAYER_BYTES
-    hidden = sum(sizes) * demand.config.hidden_size * demand.item
+    hidden = sum(sizes) * (demand.config.hidden_size + demand.head.returned) * demand.item
     return _layers_bytes(demand, sizes[-1]) + launches + hidden
+
+
+def head_step_bytes(demand: MemoryDemand) -> int:
+    """Bytes of a head that drafts, without its weights and what it has for each block."""
+    head = demand.head
+    return head.sequence * demand.max_num_seqs + head.token * demand.max_batched_tokens
 
 
 def fixed_bytes(demand: MemoryDemand, length: int) -> int:
     """Bytes of everything except KV, with a sequence of `length` tokens."""
     parts = (resident_bytes(demand), activation_bytes(demand, length), graph_bytes(demand))
-    return sum(parts) + SPARE_BYTES[demand.device]
+    return sum(parts) + head_step_bytes(demand) + SPARE_BYTES[demand.device]
 
 
 def pool_bytes(demand: MemoryDemand, num_blocks: int) -> int:
-    """Bytes of a pool with `num_blocks` usable blocks and the padding block, and of a second
-    model's pool beside it."""
-    own = (num_blocks + 1) * demand.layout.block_bytes
+    """Bytes of a pool with `num_blocks` usable blocks and the padding block, and of the pool of a
+    head or of a second model beside it."""
+    own = (num_blocks + 1) * demand.block_bytes
     if demand.second is None:
         return own
     return own + (demand.second_blocks(num_blocks) + 1) * demand.second.layout.block_bytes
 
 
 def blocks_in(demand: MemoryDemand, size: int) -> int:
-    """The largest number of blocks whose pool, and a second model's beside it, take at most `size`
-    bytes; negative if no pool does."""
+    """The largest number of blocks whose pool, and the one beside it, take at most `size` bytes;
+    negative if no pool does."""
     if demand.second is None:
-        return size // demand.layout.block_bytes - 1
+        return size // demand.block_bytes - 1
     groups = demand.layout.num_groups
     span = pool_bytes(demand, groups) - pool_bytes(demand, 0)
     return (size - pool_bytes(demand, 0)) // span * groups

@@ -10,7 +10,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
 from baton_engine.config.families import not_plain, quantized_online
-from baton_engine.memory.demand import MemoryBudget, MemoryDemand
+from baton_engine.memory.demand import HeadDemand, MemoryBudget, MemoryDemand
 from baton_engine.memory.estimate import (
     GIB,
     blocks_for,
@@ -41,7 +41,7 @@ def remedies(demand: MemoryDemand, room: MemoryBudget) -> Iterator[Remedy]:
     """Single changes that make the demand fit. A larger device is always among them."""
     for change in (
         *(_shorter, _smaller_pool, _fewer_tokens, _fewer_seqs),
-        *(_bfloat16, _quantized, _eight_bit_kv, _no_second_model, _eager, _larger_share),
+        *(_bfloat16, _quantized, _eight_bit_kv, _no_drafts, _eager, _larger_share),
     ):
         remedy = change(demand, room)
         if remedy is not None and fits(remedy.demand, remedy.room):
@@ -148,11 +148,16 @@ def _eight_bit_kv(demand: MemoryDemand, room: MemoryBudget) -> Remedy | None:
     return Remedy(f"--kv-cache-dtype {to}", _kv_in(to, demand), room)
 
 
-def _no_second_model(demand: MemoryDemand, room: MemoryBudget) -> Remedy | None:
-    """Does not apply to measured bytes, of which nobody knows what one of two models takes."""
-    if demand.second is None or demand.measured is not None:
+def _no_drafts(demand: MemoryDemand, room: MemoryBudget) -> Remedy | None:
+    """Without the second model, or the head, that drafts. Does not apply to measured bytes, of
+    which nobody knows what each part takes."""
+    if demand.measured is not None:
         return None
-    return Remedy("--speculative-config without a draft model", replace(demand, second=None), room)
+    if demand.second is not None:
+        return Remedy("no draft model (--speculative-config)", replace(demand, second=None), room)
+    if demand.head != HeadDemand():
+        return Remedy("no head (--speculative-config)", replace(demand, head=HeadDemand()), room)
+    return None
 
 
 def _larger_share(demand: MemoryDemand, room: MemoryBudget) -> Remedy | None:

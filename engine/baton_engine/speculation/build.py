@@ -14,24 +14,30 @@ from baton_engine.speculation.step_clock import StepClock
 def make_drafter(
     text: str | None,
     vocab_size: int,
-    draft_model: DraftModel | None = None,
+    drafting: Proposer | None = None,
     *,
     overlap: bool = False,
 ) -> Drafter | None:
-    """None without a config. Raises SettingsError."""
+    """None without a config. `drafting` is the proposer of a method that needs a model or a head,
+    if the engine has one. Raises SettingsError."""
     if text is None:
         return None
     config = SpeculativeConfig.parse(text)
+    if drafting is None and config.needs_weights:
+        raise SettingsError(
+            f"{FLAG}: the simulated engine has no weights for {config.method}; use ngram, suffix or"
+            " grammar"
+        )
     return Drafter(
-        _proposer(config, draft_model),
+        _lookup(config) if drafting is None else drafting,
         config.num_speculative_tokens,
         vocab_size,
         overlap=overlap,
-        clock=StepClock() if draft_model is None else draft_model.clock,
+        clock=drafting.clock if isinstance(drafting, DraftModel) else StepClock(),
     )
 
 
-def _proposer(config: SpeculativeConfig, draft_model: DraftModel | None) -> Proposer | None:
+def _lookup(config: SpeculativeConfig) -> Proposer | None:
     match config.method:
         case "ngram":
             return PromptLookup(config.prompt_lookup_min, config.prompt_lookup_max)
@@ -41,11 +47,5 @@ def _proposer(config: SpeculativeConfig, draft_model: DraftModel | None) -> Prop
                 config.suffix_decoding_max_spec_factor,
                 config.suffix_decoding_min_token_prob,
             )
-        case "grammar":
+        case _:
             return None
-        case "draft_model":
-            if draft_model is None:
-                raise SettingsError(
-                    f"{FLAG}: the simulated engine has no draft model; use ngram, suffix or grammar"
-                )
-            return draft_model

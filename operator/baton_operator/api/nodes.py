@@ -29,7 +29,9 @@ class SpeculativeSpec(Record, frozen=True, kw_only=True, rename=None, omit_defau
             description="What drafts are made of. ngram: what followed the last tokens where they"
             " last occurred. suffix: what followed the longest end of the text most often. grammar:"
             " the tokens that a grammar allows alone, which are drafts with the others, too."
-            " draft_model: what a second model of the same tokenizer generates."
+            " draft_model: what a second model of the same tokenizer generates. eagle, eagle3,"
+            " medusa: what a head trained on the model's hidden states generates. mtp: what the"
+            " checkpoint's own layer for it generates."
         ),
     ]
     num_speculative_tokens: (
@@ -54,7 +56,7 @@ class SpeculativeSpec(Record, frozen=True, kw_only=True, rename=None, omit_defau
                 min_length=1,
                 max_length=4096,
                 description="For draft_model: the second model's folder, or its GGUF file, in the"
-                " nodes' containers.",
+                " nodes' containers. For eagle, eagle3 and medusa: the head's folder.",
             ),
         ]
         | None

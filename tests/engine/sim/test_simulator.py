@@ -461,7 +461,7 @@ def test_the_maximum_length_is_at_most_the_size_of_the_pool() -> None:
         ({"first_id": 127}, "sim says ids in"),
         (
             {"speculative_config": '{"method": "draft_model", "model": "/m"}'},
-            "the simulated engine has no draft model; use ngram, suffix or grammar",
+            "the simulated engine has no weights for draft_model; use ngram, suffix or grammar",
         ),
     ],
 )
