@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any, cast
 
 from baton_engine.config.engine_config import TorchSettings
-from baton_engine.config.families import read_config
+from baton_engine.config.families import quantized_online, read_config
 from baton_engine.config.model_config import ModelConfig
 from baton_engine.config.speculative import FLAG, SpeculativeConfig
 from baton_engine.errors import ModelError, SettingsError
@@ -55,7 +55,8 @@ def second_model(settings: TorchSettings, target: ModelConfig, dtype: str) -> Se
         chunk_blocks=1,
     )
     try:
-        config = read_config(folder, own.model_impl, own.quantization)
+        config = read_config(folder, own.model_impl)
+        config = quantized_online(config, own.quantization, drafts=True)
         if own.load_format != "dummy":
             weight_files(folder)
     except ModelError as error:
