@@ -2,7 +2,7 @@
 head, which is float32 for weights of any dtype.
 
 In bfloat16, our own kernel computes the product on CPUs where it is faster than a library (see
-`cpu_kernels.quantized`). Elsewhere oneDNN does. It reorders a weight into blocks for each product,
+multiplies_by_kernel()). Elsewhere oneDNN does. It reorders a weight into blocks for each product,
 unless the weight is already packed. Packing once makes a decode step of 4-16 rows 15-40 % faster,
 and a prefill step 10 % (fp32 and bf16, AVX-512, 2 threads). torch offers packing only under private
 names. They are looked up only here, and without them the plain product is used.
@@ -63,8 +63,10 @@ def kernel_product(weight_OI: torch.Tensor, bias_O: torch.Tensor | None) -> Prod
 
 
 def multiplies_by_kernel(weight_OI: torch.Tensor) -> bool:
-    """Whether our kernel multiplies the weight faster than a library: bfloat16 on some CPUs. oneDNN
-    is as fast for the rows of a prompt, and takes 2 to 4 times as long for one row."""
+    """Whether our kernel multiplies the weight faster than a library: bfloat16 on some CPUs. For
+    the rows of a prompt oneDNN is as fast. An engine with 116M parameters decoded 1.87 times as
+    fast with one request and 1.42 times with eight as with oneDNN's packed products (Zen 4, one
+    thread)."""
     return (
         multiplies_plain()
         and weight_OI.device.type == "cpu"
