@@ -52,7 +52,7 @@ EIGHT_BITS = (
 # Nodes that draft tokens: what followed the last one where it last occurred, often wrongly.
 DRAFTS = '{"method": "ngram", "prompt_lookup_min": 1, "num_speculative_tokens": 4}'
 DRAFT_COUNTS = ("drafted_tokens", "accepted_drafts")
-WITH_DRAFTS = (("llama-gqa4", "bfloat16", "1+1"), ("gpt-oss", "float32", "2+2"))
+WITH_DRAFTS = (("llama-gqa4", "bfloat16", "1+1"), ("gemma2", "float32", "2+2"))
 
 
 def flags(bench: Bench, drafts: str | None = None) -> list[str]:
