@@ -218,7 +218,7 @@ def _load_bridged(settings: TorchSettings, plan: EnginePlan, slots: WeightSlots)
     folder = None if settings.load_format == "dummy" else settings.model
     model = load_bridged(plan.config, slots, folder)
     # Rounded KV would hide what the check looks for.
-    layout = layout_of(replace(settings, kv_cache_dtype="auto"), plan.config)
+    layout = layout_of(replace(settings, kv_cache_dtype="auto", store_codec="none"), plan.config)
     memory = TorchMemory(layout, blocks_needed(layout), plan.device)
     runner = TorchRunner(model, memory, _attention(plan, memory))
     check_state(runner, layout, plan.config, model.expected)

@@ -177,13 +177,13 @@ class Bench:
         return {
             **{"dtype": self.dtype, "device": self.device, "batch_invariant": "on"},
             "kv_cache_dtype": self.kv_cache_dtype,
+            "store_codec": self.store_codec,
         }
 
     def engine(self, **settings: Any) -> EngineCore:
         if self.origins is not None:
             settings["enforce_eager"] = True  # a replayed graph calls no part of the model
-        chosen = {"kv_blocks": 300, "store_codec": self.store_codec, **settings}
-        engine = small_engine(self.folder, **self.exact, **chosen)
+        engine = small_engine(self.folder, **{**self.exact, "kv_blocks": 300, **settings})
         assert engine.info.exact == "bitwise"
         if self.origins is not None:
             self.origins.append(Origin.of(engine))

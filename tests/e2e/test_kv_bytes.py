@@ -213,19 +213,22 @@ def publish(end: NodeEnd, request: Request, store: EmbeddedStore) -> Source:
 
 def heads_of(pages: Pages, layout: KVLayout, shard: int) -> bytes:
     """The bytes `[block][layer][field][head of the shard][token][number]` of a chunk, cut from its
-    whole pages, in which each field is one piece of its layer's bytes. No bytes of a page are
-    unused. With a codec each piece becomes its codes and their exponents, and the end of a block
-    may be unused."""
+    whole pages, in which each field is one piece of its layer's bytes. Bytes after the last layer
+    are divided among the shards. With a codec each piece becomes its codes and their exponents, and
+    the end of a block is zero."""
     cut = []
     for place, page in enumerate(pages):
         group, begin = place // layout.chunk_blocks, 0
         fields, stored = layout.group_fields[group], []
-        while begin < len(page):
+        for _ in range(layout.layer_slots(group)):
             for field in fields:
                 size = layout.block_size * field.token_bytes // layout.kv_shards
                 piece = page[begin + shard * size : begin + (shard + 1) * size]
                 stored.append(piece.tobytes() if layout.codec == "none" else codes_of(piece, field))
                 begin += size * layout.kv_shards
+        unused = (len(page) - begin) // layout.kv_shards
+        if layout.codec == "none":
+            stored.append(page[begin + shard * unused :][:unused].tobytes())
         cut.append(b"".join(stored).ljust(layout.stored_block_bytes // layout.kv_shards, b"\0"))
     return b"".join(cut)
 
