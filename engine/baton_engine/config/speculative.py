@@ -36,7 +36,7 @@ class SpeculativeConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknow
       the end has tokens, and ends have at most `suffix_decoding_max_tree_depth` tokens.
     - "grammar": no drafts but those of grammars.
     - "draft_model": what the model in the folder `model` generates. It has the same tokenizer, and
-      its weights are rounded as `quantization` says (see --quantization).
+      its weights are rounded as `quantization` says (see --quantization), the head to 8 bits.
     - "eagle", "eagle3", "medusa": a head in the folder `model`, which was trained on hidden states
       of the target.
     - "mtp": the layer of the target's checkpoint that drafts tokens (multi-token prediction).

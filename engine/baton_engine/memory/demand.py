@@ -86,7 +86,14 @@ class MemoryDemand:
         second = self.second
         if second is None:
             return None
-        return replace(self, config=second.config, layout=second.layout, measured=None, second=None)
+        return replace(
+            self,
+            config=second.config,
+            layout=second.layout,
+            graphs=self.graphs and second.config.bridge is None,
+            measured=None,
+            second=None,
+        )
 
     def second_blocks(self, num_blocks: int) -> int:
         """Blocks of the second model for as many tokens as `num_blocks` blocks hold."""

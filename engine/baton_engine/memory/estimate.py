@@ -113,15 +113,20 @@ def _model_bytes(demand: MemoryDemand) -> int:
     config = demand.config
     numbers, size = quantized_part(config)
     plain = (count_weights(config) - numbers) * demand.item
-    if demand.device != "cpu":
+    if demand.device != "cpu" and not _copies_head(config):
         return plain + size
     return plain + size + _head_bytes(config, demand.item)
+
+
+def _copies_head(config: ModelConfig) -> bool:
+    """Whether a tied head multiplies a quantized copy of the embedding, on each device."""
+    return config.tied and config.quantization is not None and bool(config.quantization.tied_head)
 
 
 def _head_bytes(config: ModelConfig, item: int) -> int:
     head, scheme = (config.vocab_size, config.hidden_size), None
     if config.quantization is not None:
-        tied = config.quantization.embedding
+        tied = config.quantization.tied_head or config.quantization.embedding
         scheme = tied if config.tied else config.quantization.scheme_of(HEAD_NAME)
     return head[0] * head[1] * item if scheme is None else scheme.weight_bytes(*head)
 

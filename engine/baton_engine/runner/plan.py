@@ -94,6 +94,7 @@ class EnginePlan:
             num_blocks=self.demand.second_blocks(self.num_blocks),
             host_slots=0,
             max_model_len=min(self.max_model_len, demand.config.max_positions),
+            exact=self.exact and demand.config.bridge is None,
             second=None,
         )
 

@@ -13,10 +13,10 @@ from pathlib import Path
 from typing import Any, cast
 
 from baton_engine.config.engine_config import TorchSettings
-from baton_engine.config.families import read_config
+from baton_engine.config.families import quantized_online, read_config
 from baton_engine.config.model_config import ModelConfig
 from baton_engine.config.speculative import FLAG, SpeculativeConfig
-from baton_engine.errors import SettingsError
+from baton_engine.errors import ModelError, SettingsError
 from baton_engine.weights.checkpoint import weight_files
 from baton_protocol.policies import DType
 from baton_text.artifacts import TOKENIZER, ArtifactError, read_artifacts
@@ -35,7 +35,7 @@ class SecondModel:
 
 def second_model(settings: TorchSettings, target: ModelConfig, dtype: str) -> SecondModel | None:
     """The model that drafts, computed in the target's dtype; None if no model does. Raises
-    SettingsError or ModelError."""
+    SettingsError."""
     if settings.speculative_config is None:
         return None
     speculative = SpeculativeConfig.parse(settings.speculative_config)
@@ -54,9 +54,13 @@ def second_model(settings: TorchSettings, target: ModelConfig, dtype: str) -> Se
         kv_shards=1,
         chunk_blocks=1,
     )
-    config = read_config(folder, own.model_impl, own.quantization)
-    if own.load_format != "dummy":
-        weight_files(folder)
+    try:
+        config = read_config(folder, own.model_impl)
+        config = quantized_online(config, own.quantization, drafts=True)
+        if own.load_format != "dummy":
+            weight_files(folder)
+    except ModelError as error:
+        raise SettingsError(f"{FLAG}: {error}") from error
     _check_tokens(settings.model, target, folder, config)
     return SecondModel(own, config.limited_to(settings.max_model_len))
 

@@ -54,7 +54,7 @@ class SpeculativeSpec(Record, frozen=True, kw_only=True, rename=None, omit_defau
             str,
             Meta(
                 min_length=1,
-                max_length=1024,
+                max_length=4096,
                 description="For draft_model: the second model's folder, or its GGUF file, in the"
                 " nodes' containers. For eagle, eagle3 and medusa: the head's folder.",
             ),

@@ -8,6 +8,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 
 from baton_engine.build import build_torch
@@ -17,7 +18,8 @@ from baton_engine.errors import SettingsError
 from baton_engine.interface import TokenOut
 from baton_protocol.request import Request
 from baton_protocol.sampling import SamplingParams
-from tests.support.engines.engine_core import run_all
+from tests.support.engines.engine_core import drive, run_all
+from tests.support.engines.landing import land
 from tests.support.engines.tiny_models import VOCAB, prompt_of
 from tests.support.engines.torch_engines import make_request, small_engine
 
@@ -70,6 +72,25 @@ def test_a_second_model_changes_no_token(
     assert engine.info.fingerprint == alone.info.fingerprint
 
 
+def test_a_second_model_catches_up_after_a_hand_off(tiny_model: Callable[[str], Path]) -> None:
+    """KV of the prompt and the first tokens come from another engine, which has no second model."""
+    folder = tiny_model(TARGET)
+    donor = small_engine(folder)
+    request = make_request("a", prompt_of(61), GREEDY)
+    begun = run_all(donor, [request])
+    engine = small_engine(folder, speculative_config=speculative(folder), max_batched_tokens=40)
+    going_on = msgspec.structs.replace(request, outputs=(tuple(begun.ids("a")[:9]),))
+    reservation = engine.reserve(going_on)
+    assert reservation is not None
+    landed = land(engine, reservation, donor, range(4)).landed
+    engine.submit(going_on, reservation=reservation, landed=landed)
+    run = drive(engine)
+    assert run.tokens == [token for token in begun.tokens if token.offset >= 9]
+    assert run.use("a") == (0, 61, 0)
+    load = engine.load()
+    assert load.drafted_tokens_total == load.accepted_drafts_total > 0
+
+
 def other_tokenizer(folder: Path, to: Path, change: Callable[[dict[str, Any]], None]) -> Path:
     """A copy of a model whose tokenizer.json is changed."""
     shutil.copytree(folder, to)
@@ -96,6 +117,13 @@ def test_a_model_with_another_tokenizer_is_refused(
     )
     with pytest.raises(SettingsError, match=message):
         small_engine(folder, speculative_config=speculative(other))
+
+
+def test_a_folder_without_a_model_is_refused(
+    tiny_model: Callable[[str], Path], tmp_path: Path
+) -> None:
+    with pytest.raises(SettingsError, match=f"^--speculative-config: model folder {tmp_path}"):
+        small_engine(tiny_model(TARGET), speculative_config=speculative(tmp_path))
 
 
 def with_ids(folder: Path, to: Path, count: int) -> Path:
@@ -150,4 +178,4 @@ def test_an_engine_without_memory_for_the_second_model_is_refused(
         build_torch(settings, free=lambda: GIB // 4 + GIB // 16)
     message = str(refused.value)
     assert "weights of both models" in message
-    assert "no draft model (--speculative-config)" in message
+    assert "--speculative-config without a draft model" in message

@@ -56,13 +56,15 @@ class QuantizationConfig:
     name is that of its checkpoint tensors without the last part. It may be among `named`. If it is
     not, and no regular expression of `ignored` matches the whole name, the first of `schemes` that
     matches applies. Embeddings have a scheme of their own, and so does the head that is tied to
-    them. `method` is the name for users."""
+    them; with `tied_head`, that head multiplies a quantized copy of a plain embedding. `method` is
+    the name for users."""
 
     method: str
     schemes: tuple[tuple[str, WeightScheme | None], ...]
     ignored: tuple[str, ...] = ()
     named: tuple[tuple[str, WeightScheme | None], ...] = ()
     embedding: WeightScheme | None = None
+    tied_head: WeightScheme | None = None
     # Checkpoints may name thousands of layers.
     _by_name: Mapping[str, WeightScheme | None] = field(init=False, repr=False, compare=False)
 
