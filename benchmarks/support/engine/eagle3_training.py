@@ -150,10 +150,10 @@ class Trainer:
         hidden = torch.zeros(len(batch), longest, batch[0].hidden_LC.shape[1])
         tokens = torch.zeros(len(batch), longest, dtype=torch.int64)
         valid = torch.zeros(len(batch), longest - 1, dtype=torch.bool)
-        for row, each in enumerate(batch):
-            count = len(each.tokens)
-            hidden[row, :count] = each.hidden_LC
-            tokens[row, :count] = torch.tensor(each.tokens)
+        for row, answer in enumerate(batch):
+            count = len(answer.tokens)
+            hidden[row, :count] = answer.hidden_LC
+            tokens[row, :count] = torch.tensor(answer.tokens)
             valid[row, : count - 1] = True
         size = self._target.size
         with torch.no_grad():

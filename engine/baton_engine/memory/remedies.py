@@ -154,10 +154,12 @@ def _no_drafts(demand: MemoryDemand, room: MemoryBudget) -> Remedy | None:
     if demand.measured is not None:
         return None
     if demand.second is not None:
-        return Remedy("no draft model (--speculative-config)", replace(demand, second=None), room)
-    if demand.head != HeadDemand():
-        return Remedy("no head (--speculative-config)", replace(demand, head=HeadDemand()), room)
-    return None
+        changed, what = replace(demand, second=None), "draft model"
+    elif demand.head != HeadDemand():
+        changed, what = replace(demand, head=HeadDemand()), "head"
+    else:
+        return None
+    return Remedy(f"--speculative-config without a {what}", changed, room)
 
 
 def _larger_share(demand: MemoryDemand, room: MemoryBudget) -> Remedy | None:
