@@ -5,7 +5,7 @@ from __future__ import annotations
 import gc
 import os
 import sys
-from collections.abc import Callable, Generator
+from collections.abc import Callable, Generator, Iterable
 from pathlib import Path
 from typing import Any
 
@@ -26,6 +26,10 @@ SPREAD = ("tests/e2e/test_exactness.py",)
 COMPILING = "tests/engine/kernels/"
 # Whose tests are all of several processes.
 INTEGRATION = ("tests/cluster/", "tests/e2e/", "tests/faults/")
+# Their tests wait more than they compute. Files that compute run beside them, not after them.
+WAITING = ("tests/cli/local_pool/", "tests/e2e/", "tests/faults/", "tests/router/server/")
+# The part of a run in which they begin: a test that waits for a minute must not be the last one.
+WAITING_PART = 0.75
 # These share one Kubernetes with nodes, which fills this machine. They come first: no other file's
 # tests take as long, and the other workers run the rest meanwhile.
 TOGETHER = ("tests/cluster/test_node_",)
@@ -80,7 +84,23 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
         if item.nodeid.startswith(INTEGRATION):
             item.add_marker("integration")
-    items.sort(key=lambda item: not item.nodeid.startswith(TOGETHER))
+    begins = in_turn(dict.fromkeys(map(file_of, items)))
+    items.sort(key=lambda item: (not item.nodeid.startswith(TOGETHER), begins[file_of(item)]))
+
+
+def file_of(item: pytest.Item) -> str:
+    return item.nodeid.split("::")[0]
+
+
+def in_turn(files: Iterable[str]) -> dict[str, float]:
+    """When each file begins, from 0 to 1: those that wait at equal distances among the others."""
+    waiting, computing = list[str](), list[str]()
+    for file in files:
+        (waiting if file.startswith(WAITING) else computing).append(file)
+    return {
+        **{file: at / len(computing) for at, file in enumerate(computing)},
+        **{file: at / len(waiting) * WAITING_PART for at, file in enumerate(waiting)},
+    }
 
 
 def pytest_collection_finish() -> None:

@@ -99,7 +99,6 @@ CODE_SHAPES = [
     Shape("mistral-window", 2, "bfloat16", 2, chunk_blocks=1, kept="int8"),
     Shape("gemma4-shared", 2, "float32", 2, kept="int8"),
 ]
-QUICK_CODES = CODE_SHAPES[:1]
 # Encoded in the store: by kernels and by torch's operators, for heads of 24 numbers.
 CODEC_SHAPES = [
     Shape(model, heads, dtype, shards, codec="int8")
@@ -108,11 +107,21 @@ CODEC_SHAPES = [
     for shards in (1, 2)
     if model and heads % shards == 0
 ] + [replace(shape, codec="int8") for shape in WINDOW_SHAPES]
-QUICK_CODEC = (Shape("qwen3-gqa2", 2, "bfloat16", 2, codec="int8"),)
-QUICK_WINDOWS = (Shape("gpt-oss", 2, "float32", 1, chunk_blocks=1),)
-# Models that transformers' code computes start slowly.
-BRIDGED = ("gemma4-shared", "minicpm3")
-QUICK_BRIDGED = (Shape("gemma4-shared", 2, "float32", 2), Shape("minicpm3", 4, "bfloat16", 1))
+# What `make test` runs: each model, and each dtype with each number of shards. The rows of models
+# that transformers' code computes take longest.
+QUICK = (
+    Shape("llama-gqa1", 4, "bfloat16", 2),
+    Shape("llama-gqa2-tied", 2, "float32", 2),
+    Shape("llama-gqa4", 1, "bfloat16", 1),
+    Shape("qwen3-gqa2", 2, "float32", 1),
+    Shape("", 4, "bfloat16", 2),
+    Shape("deepseek-v2-groups", 1, "float32", 1),
+    Shape("gemma4-shared", 2, "float32", 2),
+    Shape("minicpm3", 4, "bfloat16", 1),
+    Shape("gpt-oss", 2, "float32", 1, chunk_blocks=1),
+    Shape("llama-gqa2-tied", 2, "bfloat16", 2, kept="int8"),
+    Shape("qwen3-gqa2", 2, "bfloat16", 2, codec="int8"),
+)
 ON_CUDA = [
     pytest.param(
         Shape("llama-gqa1", 4, dtype, shards, "cuda"),
@@ -133,6 +142,14 @@ ON_CUDA += [
     )
     for dtype, shards in (("float32", 1), ("bfloat16", 2))
 ]
+
+
+def test_the_quick_shapes_have_each_model_and_each_dtype_with_each_number_of_shards() -> None:
+    assert {shape.model for shape in QUICK} >= {model for model, _ in MODELS}
+    plain = [shape for shape in QUICK if shape in SHAPES]
+    assert {(shape.dtype, shape.shards) for shape in plain} == {
+        (shape.dtype, shape.shards) for shape in SHAPES
+    }
 
 
 @pytest.fixture(scope="module")
@@ -286,32 +303,11 @@ def round_trip(shape: Shape, store: EmbeddedStore, build: Build) -> None:
             end.engine.check_integrity()
 
 
-def is_quick(number: int, shape: Shape) -> bool:
-    """`make test` leaves a third out; each model, dtype and number of shards is in the rest."""
-    return shape in QUICK_BRIDGED if shape.model in BRIDGED else number % 3 != 1
-
-
 @pytest.mark.parametrize(
     "shape",
     [
-        pytest.param(
-            shape, id=str(shape), marks=[] if is_quick(number, shape) else [pytest.mark.long]
-        )
-        for number, shape in enumerate(SHAPES)
-    ]
-    + [
-        pytest.param(
-            shape, id=str(shape), marks=[] if shape in QUICK_WINDOWS else [pytest.mark.long]
-        )
-        for shape in WINDOW_SHAPES
-    ]
-    + [
-        pytest.param(shape, id=str(shape), marks=[] if shape in QUICK_CODES else [pytest.mark.long])
-        for shape in CODE_SHAPES
-    ]
-    + [
-        pytest.param(shape, id=str(shape), marks=[] if shape in QUICK_CODEC else [pytest.mark.long])
-        for shape in CODEC_SHAPES
+        pytest.param(shape, id=str(shape), marks=[] if shape in QUICK else [pytest.mark.long])
+        for shape in (*SHAPES, *WINDOW_SHAPES, *CODE_SHAPES, *CODEC_SHAPES)
     ],
 )
 def test_every_page_arrives_unchanged_and_no_other_page_changes(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -26,6 +27,7 @@ WORDS = st.sampled_from(["stop", " the", "\n", "  ", "a", "日本", "ü", "e\u03
 TEXTS = st.lists(WORDS | st.text(max_size=4), max_size=8).map("".join)
 
 
+@cache  # hypothesis looks through a strategy when it is new
 def any_ids(tokenizer: Tokenizer) -> st.SearchStrategy[list[int]]:
     """Ids of texts, and arbitrary ids: parts of characters, special tokens, unknown ids."""
     senseless = st.lists(st.integers(0, tokenizer.vocab_size + 2), max_size=12)

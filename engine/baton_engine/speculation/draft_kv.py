@@ -1,7 +1,7 @@
 """DraftKV: the blocks in which a model that drafts keeps KV of its own.
 
 In: sequences, and how many leading tokens of each need KV. Out: their blocks, and how many leading
-tokens have KV in them. This is bookkeeping only; whoever computes the KV owns the bytes.
+tokens have KV in them. This is bookkeeping only; the owner of the bytes computes the KV.
 
 The target's KV may leave a sequence and come back; this KV stays until the sequence ends. A
 sequence's known tokens never change, so KV of them stays valid. KV of drafts is valid as far as

@@ -65,7 +65,7 @@ class DraftModel:
         self.kv = kv
         self._limits = limits
         self._lag = min(LAG, limits.max_batched_tokens)
-        self._clock = clock or StepClock()
+        self.clock = clock or StepClock()
         self._asks: dict[Key, tuple[SamplingParams, ListedIds]] = {}
 
     def propose(self, sequences: Seq[Sequence], most: Seq[int]) -> list[Seq[int]]:
@@ -123,7 +123,7 @@ class DraftModel:
                 room -= count
         if not rows:
             return
-        with self._clock.stopped():
+        with self.clock.stopped():
             self._runner.launch(rows).read()
         for draft, count in counts:
             self.kv.note_computed(draft.sequence, count)

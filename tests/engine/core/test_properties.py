@@ -5,6 +5,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cache
 from typing import Any, Literal
 
 import msgspec
@@ -38,6 +39,8 @@ Groups = tuple[KVGroup, ...]
 # How many of 10 drafts are right; None: no drafts; "model": a second model drafts, with few blocks.
 Right = int | Literal["model"] | None
 RIGHT = st.sampled_from([None, 0, 5, 9, 10, "model"])
+# Blocks per group for a request that is alone: the prompt and 20 tokens of each of 3 choices.
+BLOCKS_ALONE = 40
 # Blocks of the host tier: none, fewer than a request has, about as many as the pool, and more than
 # all requests need.
 HOST = st.sampled_from([0, 1, 3, 12, 400]).map(host_bytes)
@@ -83,10 +86,24 @@ def optional_params(draw: st.DrawFn) -> dict[str, Any]:
     return {name: draw(fields[name]) for name in names}
 
 
-def ids_alone(wanted: list[Request], **changes: Any) -> dict[tuple[str, int], list[int]]:
+@cache
+def run_alone(request: bytes, groups: Groups, eos_every: int) -> Run:
+    """The run of a request (as JSON) that is alone on an engine. Requests return in many examples:
+    hypothesis varies a part of one."""
+    engine = sim(**pool_of(BLOCKS_ALONE, groups), eos_every=eos_every)
+    return run_all(engine, [msgspec.json.decode(request, type=Request)])
+
+
+def alone(request: Request, groups: Groups, eos_every: int = 0) -> Run:
+    return run_alone(msgspec.json.encode(request), groups, eos_every)
+
+
+def ids_alone(
+    wanted: list[Request], groups: Groups, eos_every: int = 0
+) -> dict[tuple[str, int], list[int]]:
     ids = {}
     for request in wanted:
-        ids.update(run_all(sim(**changes), [request]).all_ids())
+        ids.update(alone(request, groups, eos_every).all_ids())
     return ids
 
 
@@ -163,8 +180,7 @@ def test_ids_do_not_depend_on_the_pool_host_tier_budget_batch_or_overlap(
     for request in wanted:
         assert sum(run.use(request.id)) + run.from_host(request.id) == len(request.prompt_ids)
         if request.params.prompt_logprobs is not None:
-            alone = run_all(sim(groups=groups, eos_every=eos_every), [request])
-            expected = alone.prompt_logprobs(request.id)
+            expected = alone(request, groups, eos_every).prompt_logprobs(request.id)
             assert run.prompt_logprobs(request.id) == expected
             assert len(expected) == len(request.prompt_ids) - 1
     load = engine.load()

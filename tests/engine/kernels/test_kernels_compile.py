@@ -12,6 +12,7 @@ import pytest
 
 from tests.support.engines.kernel_bytes import ESTIMATES
 from tests.support.engines.kernel_compiler import ARCHITECTURES
+from tests.support.engines.tiny_models import CACHE
 
 pytestmark = pytest.mark.integration
 
@@ -51,11 +52,15 @@ Found = list[dict[str, Any]]
 
 @pytest.fixture(
     scope="module",
-    params=[["--quick"], pytest.param([], marks=pytest.mark.long)],
+    params=[
+        ["--quick", "--cache", str(CACHE / "compiled kernels")],
+        pytest.param([], marks=pytest.mark.long),
+    ],
     ids=["quick", "all"],
 )
 def compiled(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Found:
-    """The kernels as kernel_compiler.Compiled's fields."""
+    """The kernels as kernel_compiler.Compiled's fields. The quick ones are compiled when they or
+    the compiler have changed."""
     environment = {**os.environ, "TRITON_CACHE_DIR": str(tmp_path_factory.mktemp("triton"))}
     environment.pop("TRITON_INTERPRET", None)
     done = subprocess.run(

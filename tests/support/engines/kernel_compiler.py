@@ -11,6 +11,7 @@ that does not compile ends the process with the compiler's error.
 
     python -m tests.support.engines.kernel_compiler           all cases on all devices, in minutes
     python -m tests.support.engines.kernel_compiler --quick   each kernel on one device
+    ... --cache FOLDER                                        compile only what FOLDER lacks
     ... --arch 90                                             one device
     ... --json                                                for tests, instead of a table
 """
@@ -21,11 +22,13 @@ import argparse
 import io
 import json
 import re
+import shutil
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import redirect_stdout
 from dataclasses import asdict, dataclass, field
 from functools import partial
 from itertools import product
+from pathlib import Path
 from typing import Any
 from unittest import mock
 
@@ -384,17 +387,62 @@ QUICK = {
 }
 
 
-def compile_all(cases: Iterable[tuple[str, int]]) -> Iterator[Compiled]:
-    """Compile the cases, each given by its name and its architecture."""
+class Compiler:
+    """Compiles kernels with the log of ptxas. With a `folder`, it takes from there what an earlier
+    process has compiled: triton names a variant by its source with all that it calls, its arguments
+    and options, and the compiler. Each log stands beside its variant."""
+
+    def __init__(self, folder: Path | None) -> None:
+        self._folder = folder
+        self._run = JITFunction.run
+        self._seen: list[Any] = []
+        triton.knobs.nvidia.dump_ptxas_log = True
+        triton.knobs.compilation.always_compile = folder is None
+        if folder is not None:
+            triton.knobs.cache.dir = str(folder)
+
+    def compile(self, function: Any, *args: Any, **options: Any) -> tuple[Any, str]:
+        """Return the kernel and its log, which is empty if this process has had it before."""
+        kernel, log = self._compile(function, *args, **options)
+        if any(kernel is each for each in self._seen):
+            return kernel, ""
+        place = self._place(kernel) / "ptxas.log"
+        if log:
+            place.write_text(log)
+        elif not place.is_file():  # a process ended between the two
+            shutil.rmtree(place.parent)
+            function.device_caches.clear()
+            return self.compile(function, *args, **options)
+        self._seen.append(kernel)
+        return kernel, place.read_text()
+
+    def _compile(self, function: Any, *args: Any, **options: Any) -> tuple[Any, str]:
+        log = io.StringIO()
+        with redirect_stdout(log):
+            kernel = self._run(function, *args, **options, warmup=True)
+        return kernel, log.getvalue()
+
+    def drop_unused(self) -> None:
+        """Remove what sources of before have left in the folder."""
+        used = {self._place(kernel) for kernel in self._seen}
+        for place in self._folder.iterdir() if self._folder else ():
+            if place not in used:
+                shutil.rmtree(place, ignore_errors=True)
+
+    @staticmethod
+    def _place(kernel: Any) -> Path:
+        return Path(next(iter(kernel.metadata_group.values()))).parent
+
+
+def compile_all(cases: Iterable[tuple[str, int]], folder: Path | None = None) -> Iterator[Compiled]:
+    """Compile the cases, each given by its name and its architecture. `folder`: see Compiler."""
     found: list[Compiled] = []
-    gpu, run = AbsentGpu(), JITFunction.run
+    gpu, compiler = AbsentGpu(), Compiler(folder)
     name = ""
 
     def compile_only(self: Any, *args: Any, grid: Any, warmup: bool, **options: Any) -> Any:
-        log = io.StringIO()
-        with redirect_stdout(log):
-            kernel = run(self, *args, grid=grid, warmup=True, **options)
-        used = re.search(r"(\d+) bytes spill stores[\s\S]*Used (\d+) registers", log.getvalue())
+        kernel, log = compiler.compile(self, *args, grid=grid, **options)
+        used = re.search(r"(\d+) bytes spill stores[\s\S]*Used (\d+) registers", log)
         if used is not None:  # else it was compiled before
             counts = [
                 bytes_of(self.__name__, CASES[name].shape, rows, options) for rows in STEP_ROWS
@@ -418,8 +466,6 @@ def compile_all(cases: Iterable[tuple[str, int]]) -> Iterator[Compiled]:
         return kernel
 
     driver.set_active(gpu)
-    triton.knobs.nvidia.dump_ptxas_log = True
-    triton.knobs.compilation.always_compile = True
     with (
         mock.patch.object(JITFunction, "run", compile_only),
         mock.patch.object(triton_backend, "programs_for", return_value=PROGRAMS),
@@ -428,17 +474,20 @@ def compile_all(cases: Iterable[tuple[str, int]]) -> Iterator[Compiled]:
             CASES[name].run()
             yield from found
             found.clear()
+    compiler.drop_unused()
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--quick", action="store_true")
     parser.add_argument("--arch", type=int, choices=ARCHITECTURES)
+    parser.add_argument("--cache", type=Path)
     parser.add_argument("--json", action="store_true")
     options = parser.parse_args()
     cases = list(QUICK.items()) if options.quick else [*product(CASES, ARCHITECTURES)]
     found = compile_all(
-        (name, arch) for name, arch in cases if options.arch is None or arch == options.arch
+        ((name, arch) for name, arch in cases if options.arch is None or arch == options.arch),
+        options.cache,
     )
     if options.json:
         print(json.dumps([asdict(each) for each in found]))

@@ -30,8 +30,10 @@ POISON = 0xA5
 
 def sim(**changes: Any) -> EngineCore:
     """A sim engine with 400 blocks of 4 tokens (128 bytes), chunks of 2 blocks, a context of 40
-    tokens and no host tier. Each group has one layer."""
+    tokens and no host tier. Each group has one layer. The machine's memory is not looked up, which
+    takes as long as all else."""
     sizes = {"num_blocks": 400, "max_model_len": 40, "block_size": BLOCK} | changes
+    sizes.setdefault("overcommit", True)
     layers = len(changes.get("groups", ())) or 1
     return build_sim(SimSettings(layers=layers, kv_heads=1, head_dim=4, chunk_blocks=2, **sizes))
 

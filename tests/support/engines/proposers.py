@@ -7,6 +7,7 @@ from collections.abc import Sequence as Seq
 from dataclasses import dataclass
 from typing import Any
 
+from baton_engine.core.engine_core import EngineCore
 from baton_engine.scheduling.sequence import Sequence
 from baton_engine.sim.model import mix
 from baton_engine.speculation.draft_kv import DraftKV
@@ -66,7 +67,11 @@ def drafter(proposer: Proposer | None, most: int = 4, vocab_size: int = 259) -> 
 def sim_draft_model(budget: int = 64, **changes: Any) -> DraftModel:
     """A draft model that samples what a sim engine with these changes does, as long as its own KV
     is right."""
-    second = sim(**changes)
+    return draft_model_of(sim(**changes), budget)
+
+
+def draft_model_of(second: EngineCore, budget: int = 64) -> DraftModel:
+    """A draft model that computes with this engine's runner; the engine itself must not run."""
     info = second.info
     limits = DraftLimits(
         max_batched_tokens=budget, max_model_len=info.max_model_len, vocab_size=info.vocab_size

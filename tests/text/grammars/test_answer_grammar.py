@@ -558,6 +558,8 @@ def test_random_answers_within_the_masks_are_read_as_calls_that_match(
     hints += [reasoning.end] * 3 if reasoning else []
     done, with_calls = 0, 0
     for seed in range(12):
+        if done == 8 and with_calls:
+            break
         ids = walk(tokenizer, grammar, hints, seed, starts[seed % len(starts)])
         if not ids:
             continue
