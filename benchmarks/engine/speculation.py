@@ -258,8 +258,8 @@ def compare(
         )
         if verdict is not None:
             verdicts.append(verdict)
-        if side in ours:
-            verdicts.append(Verdict(same == len(work.prompts), f"{side.name}: the same ids"))
+        if side in ours and same < len(work.prompts):
+            raise SystemExit(f"{side.name} gives other ids than {PLAIN}")
     if rival is not None:
         beside = at_least(speeds[fastest], speeds[rival.name], 1.0)
         print(f"  {fastest} beside {rival.name}: {beside.text}")
