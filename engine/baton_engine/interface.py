@@ -153,6 +153,8 @@ class Row(msgspec.Struct, frozen=True, gc=False):
     Rows of two steps with the same `blocks_id` (0: none) belong to one sequence that kept its
     blocks in between, so `blocks` begins with the blocks of the earlier row, or with 0 in place of
     some that a window has left. The engine changes the list when it has read an earlier step.
+
+    `speculates` is True if the sequence may get drafts in later steps.
     """
 
     tokens: Sequence[int]
@@ -162,6 +164,7 @@ class Row(msgspec.Struct, frozen=True, gc=False):
     prompt: PromptAsk | None = None
     awaited_sample: int | None = None
     blocks_id: int = 0
+    speculates: bool = False
 
 
 class Sampled(msgspec.Struct, frozen=True, gc=False):

@@ -29,7 +29,6 @@ PASS_WEIGHT = 0.8
 BATCH = 8
 LEARNING_RATE = 1e-3
 WARM_UP = 0.05  # of the time
-NO_LABEL = -1
 
 
 @dataclass(frozen=True)
@@ -112,9 +111,6 @@ class Trainer:
         width = _heads(target)[2]
         self._turns = theta ** -(torch.arange(0, width, 2) / width)
         self._head_VD = tensors["lm_head.weight"].bfloat16()
-        known = torch.full((len(target.embed_VD),), NO_LABEL)
-        known[target.ids] = torch.arange(len(target.ids))
-        self._label_of = known
 
     def train(
         self, answers: Sequence[Answer], seconds: float, report: Callable[[str], None]
@@ -170,8 +166,8 @@ class Trainer:
             scores = F.linear(normed, self._head_VD).float().log_softmax(-1)
             counted = valid.clone()
             counted[:, :number] = False
-            each = -(wanted * scores).sum(-1)
-            loss = loss + PASS_WEIGHT**number * each[counted].mean()
+            entropies = -(wanted * scores).sum(-1)
+            loss = loss + PASS_WEIGHT**number * entropies[counted].mean()
             state = F.pad(state[:, :-1], (0, 0, 1, 0))
         return loss
 

@@ -208,7 +208,7 @@ class EngineCore:
                 track=track,
                 report_filled=report_filled,
                 matcher=matcher,
-                speculates=self._drafter is not None,
+                speculates=self._drafter is not None and not prefill_only,
             ),
             eos_ids=self.info.eos_ids,
             max_tokens=self._limits.max_tokens,

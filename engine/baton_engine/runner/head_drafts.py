@@ -126,7 +126,7 @@ class HeadDrafts:
         parts: list[Ints] = []
         count = 0
         for at, row in zip(starts, step.rows, strict=False):
-            if not row.blocks_id:
+            if not row.speculates:
                 continue
             states, position = self.kept.begin_row(row)
             taken.append((row, states, position, count))

@@ -34,7 +34,7 @@ class MedusaDrafts:
         taken: list[tuple[States, int, Seq[int]]] = []
         needed: list[int] = []
         for at, row in zip(step.arrays.query_starts_R1.tolist(), step.rows, strict=False):
-            if not row.blocks_id:
+            if not row.speculates:
                 continue
             states, _ = self.kept.begin_row(row)
             skipped = max(0, known_tokens(row) - 1)

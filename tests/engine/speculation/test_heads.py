@@ -396,3 +396,16 @@ def test_heads_draft_with_tritons_kernels(kind: str, tiny_model: Models, tmp_pat
     assert watched.drafts
     for known, ids in watched.drafts:
         assert ids == twin.drafts(states, known, MOST)[: len(ids)]
+
+
+@pytest.mark.parametrize("kind", ["eagle3", "medusa"])
+def test_nothing_is_kept_of_a_request_that_gets_no_drafts(
+    kind: str, tiny_model: Models, tmp_path: Path
+) -> None:
+    """Of one whose answer another node generates."""
+    folder, config = folders(kind, tiny_model, tmp_path)
+    engine = with_head(folder, config)
+    engine.submit(make_request("a", prompt_of(70)), prefill_only=True)
+    while engine.has_work():
+        engine.step()
+        assert len(proposer_of(engine).kept) == 0
