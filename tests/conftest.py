@@ -94,8 +94,7 @@ def file_of(item: pytest.Item) -> str:
 
 def in_turn(files: Iterable[str]) -> dict[str, float]:
     """When each file begins, from 0 to 1: those that wait at equal distances among the others."""
-    waiting: list[str] = []
-    computing: list[str] = []
+    waiting, computing = list[str](), list[str]()
     for file in files:
         (waiting if file.startswith(WAITING) else computing).append(file)
     return {

@@ -54,6 +54,7 @@ from benchmarks.support.engine.shuffled_channels import shuffle_channels
 from tests.support.engines.quantized import bitsandbytes, floats
 from tests.support.engines.quantized.compressed_tensors import config_of, integers
 from tests.support.engines.quantized.floats import Fp8
+from tests.support.engines.quantized.gguf_files import FILE, nearest, write_gguf
 from tests.support.engines.quantized.integer_groups import LAYOUTS as INTEGER_GROUPS
 from tests.support.engines.quantized.layout import Layout
 from tests.support.engines.quantized.quantized_models import write_quantized
@@ -90,6 +91,18 @@ def _integers(bits: int, group: int | None, **more: Any) -> Layout:
     return Layout(config_of("pack-quantized", weights), integers(bits, group, packed=True, **more))
 
 
+def gguf_file(kind: str) -> Write:
+    """A GGUF file with matrices of this type, written as llama.cpp's tool would: the embedding,
+    which is the head, has 8 bits, and rows that are not whole blocks have another type."""
+
+    def write(source: Path, place: Path) -> Path:
+        place.mkdir()
+        write_gguf(source, place / FILE, f"{kind}, embedding in Q8_0", nearest)
+        return place / FILE
+
+    return write
+
+
 W8A8 = Layout(
     config_of("int-quantized", {"num_bits": 8, "strategy": "channel"}, {"num_bits": 8, **BY_TOKEN}),
     integers(8, None, packed=False),
@@ -104,6 +117,7 @@ FP8_BLOCKS = Layout(
     Fp8(outputs=128, inputs=128, scale="weight_scale_inv"),
 )
 ONLINE, CHECKPOINT, KV = "`--quantization`", "checkpoint", "`--kv-cache-dtype`"
+GGUF = "GGUF"
 ROWS = (
     Row("bfloat16", "compute", {"dtype": "bfloat16"}),
     Row("int8", ONLINE, {"quantization": "int8"}),
@@ -121,6 +135,10 @@ ROWS = (
     ),
     Row("NVFP4, groups of 16", CHECKPOINT, write=checkpoint(floats.LAYOUTS["nvfp4"])),
     Row("MXFP4, groups of 32", CHECKPOINT, write=checkpoint(floats.LAYOUTS["mxfp4 packed"])),
+    Row("Q8_0", GGUF, write=gguf_file("Q8_0")),
+    Row("Q6_K, Q8_0 for rows of 576", GGUF, write=gguf_file("Q6_K")),
+    Row("Q4_K, Q5_0 for rows of 576", GGUF, write=gguf_file("Q4_K")),
+    Row("Q4_0", GGUF, write=gguf_file("Q4_0")),
     # A store with --store-codec int8 has the numbers of int8.
     Row("KV in int8", KV, {"kv_cache_dtype": "int8"}),
     Row("KV in fp8", KV, {"kv_cache_dtype": "fp8"}),

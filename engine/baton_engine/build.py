@@ -20,6 +20,7 @@ import torch
 from baton_engine.attention.interface import AttentionBackend
 from baton_engine.attention.selector import Kernels, attention_for
 from baton_engine.config.engine_config import TorchSettings
+from baton_engine.config.model_config import ModelConfig
 from baton_engine.core.engine_core import EngineCore
 from baton_engine.errors import OutOfMemory, SettingsError
 from baton_engine.interface import EngineInfo
@@ -35,6 +36,7 @@ from baton_engine.memory.requirements import layout_of
 from baton_engine.models.model import Model
 from baton_engine.models.registry import build_model
 from baton_engine.progress import ProgressLine
+from baton_engine.runner.build_head import LoadedHead, head_proposer, load_planned
 from baton_engine.runner.cuda_card import CudaCard
 from baton_engine.runner.encoded_memory import EncodedMemory
 from baton_engine.runner.forward import forward_steps
@@ -44,6 +46,9 @@ from baton_engine.runner.profile_run import PROFILE_BLOCKS, profile
 from baton_engine.runner.state_check import blocks_needed, check_state
 from baton_engine.runner.warm_up import counting, describe, warm_all
 from baton_engine.speculation.build import make_drafter
+from baton_engine.speculation.draft_kv import DraftKV
+from baton_engine.speculation.draft_model import DraftLimits, DraftModel
+from baton_engine.speculation.proposer import Proposer
 from baton_engine.weights.checkpoint import weight_files
 from baton_engine.weights.digest import check_unchanged, file_states, tensor_digests
 from baton_engine.weights.dummy import dummy_digests, fill_slots
@@ -76,10 +81,14 @@ def build_torch(
         model = _load_model(settings, plan)
         if weights_there:
             check_unchanged(settings.model, states)
-        plan = _profiled(plan, model)
+        second, head = _load_second(plan), _load_head(plan, model)
+        plan = _profiled(plan, model, second)
         runner = _runner(plan, model)
         if plan.exact and not runner.exact:
             plan = _not_exact(plan, settings)
+        drafting: Proposer | None = _draft_model(plan, second)
+        if head is not None:
+            drafting = head_proposer(plan, head, runner, model.ops)
         with ProgressLine(sys.stderr) as line:
             warm_all(runner.buckets, runner.warm, runner.warm_eager, line)
     quantized = plan.config.quantization
@@ -102,7 +111,9 @@ def build_torch(
         *(info, runner, _host_memory(memory, plan)),
         stored=memory if plan.layout.codec == "none" else EncodedMemory(memory),
         overlap=plan.overlap,
-        drafter=make_drafter(settings.speculative_config, info.vocab_size),
+        drafter=make_drafter(
+            settings.speculative_config, info.vocab_size, drafting, overlap=plan.overlap
+        ),
     )
     _log_ready(info, plan, runner.buckets, time.monotonic() - started)
     return engine
@@ -167,13 +178,7 @@ def _load_model(settings: TorchSettings, plan: EnginePlan) -> Model:
         torch.cuda.set_device(plan.device)  # kernels are launched on the current one
     else:
         keep_freed_memory()
-    dtype = TORCH_DTYPES[plan.demand.dtype]
-    slots = WeightSlots(
-        *(dtype, plan.device, ops_for(plan.kernels)),
-        method_of=linear_methods(plan.kernels, exact=plan.exact),
-        exact_rows=plan.demand.max_batched_tokens if plan.exact else None,
-        quantization=plan.config.quantization,
-    )
+    slots = _slots(plan, plan.config, exact=plan.exact)
     if plan.config.bridge is not None:
         return _load_bridged(settings, plan, slots)
     model = build_model(plan.config, slots)
@@ -185,6 +190,23 @@ def _load_model(settings: TorchSettings, plan: EnginePlan) -> Model:
             load_weights(settings.model, plan.config, slots, counting(line, total))
     slots.finish()
     return model
+
+
+def _slots(plan: EnginePlan, config: ModelConfig, *, exact: bool) -> WeightSlots:
+    return WeightSlots(
+        *(TORCH_DTYPES[plan.demand.dtype], plan.device, ops_for(plan.kernels)),
+        method_of=linear_methods(plan.kernels, exact=exact),
+        exact_rows=plan.demand.max_batched_tokens if exact else None,
+        quantization=config.quantization,
+    )
+
+
+def _load_head(plan: EnginePlan, model: Model) -> LoadedHead | None:
+    """The head that drafts tokens, if there is one. Its bits change no answer, so they may depend
+    on the batch."""
+    if plan.head is None:
+        return None
+    return load_planned(plan.head, _slots(plan, plan.head.config.layer, exact=False), model)
 
 
 def _load_bridged(settings: TorchSettings, plan: EnginePlan, slots: WeightSlots) -> Model:
@@ -205,13 +227,42 @@ def _load_bridged(settings: TorchSettings, plan: EnginePlan, slots: WeightSlots)
     return model
 
 
-def _profiled(plan: EnginePlan, model: Model) -> EnginePlan:
+def _load_second(plan: EnginePlan) -> Model | None:
+    """The model that drafts, if one does."""
+    if plan.second is None or plan.of_second is None:
+        return None
+    logger.info("drafts come from %s", plan.second.settings.model)
+    return _load_model(plan.second.settings, plan.of_second)
+
+
+def _draft_model(plan: EnginePlan, model: Model | None) -> DraftModel | None:
+    own = plan.of_second
+    if model is None or own is None:
+        return None
+    runner = _runner(own, model)
+    with ProgressLine(sys.stderr) as line:
+        warm_all(runner.buckets, runner.warm, runner.warm_eager, line)
+    limits = DraftLimits(
+        max_batched_tokens=own.demand.max_batched_tokens,
+        max_model_len=own.max_model_len,
+        vocab_size=own.config.vocab_size,
+    )
+    return DraftModel(runner, DraftKV(own.num_blocks, own.layout), limits)
+
+
+def _profiled(plan: EnginePlan, model: Model, second: Model | None) -> EnginePlan:
     """The plan after the largest step has run, on CUDA."""
     if plan.device.type != "cuda":
         return plan
+    runner = _profile_runner(plan, model)
+    own = plan.of_second
+    other = None if own is None or second is None else _profile_runner(own, second)
+    return profile(plan, runner, CudaCard(plan.device), other)
+
+
+def _profile_runner(plan: EnginePlan, model: Model) -> TorchRunner:
     memory = TorchMemory(plan.layout, PROFILE_BLOCKS, plan.device)
-    runner = TorchRunner(model, memory, _attention(plan, memory))
-    return profile(plan, runner, CudaCard(plan.device))
+    return TorchRunner(model, memory, _attention(plan, memory))
 
 
 def _runner(plan: EnginePlan, model: Model) -> TorchRunner:

@@ -279,6 +279,17 @@ class TokenOut(msgspec.Struct, frozen=True, array_like=True, gc=False):
     stop_id: int | None = None
 
 
+class Drafts(msgspec.Struct, frozen=True, array_like=True, gc=False):
+    """What a step found out about the drafts of one sequence: `drafted` were computed, and the
+    first `accepted` were the next tokens. `forced`: the sequence's grammar allowed no others."""
+
+    request: RequestId
+    attempt: int
+    drafted: int
+    accepted: int
+    forced: bool = False
+
+
 class Complete(msgspec.Struct, frozen=True, array_like=True):
     """A choice that was submitted with all its tokens, including the one that ends it. The engine
     computes nothing for it. `finish` and `stop_id` are those of its last token."""
@@ -357,8 +368,15 @@ class StepResult:
     num_tokens: int = 0  # computed tokens, including those that were dropped; 0: nothing was read
     num_prompt_tokens: int = 0  # computed tokens that belong to prompts
     num_seqs: int = 0  # sequences in the step
-    drafted: int = 0  # drafts that were computed
-    accepted: int = 0  # drafts that were the next tokens
+    drafts: list[Drafts] = field(default_factory=list)
+
+    @property
+    def drafted(self) -> int:
+        return sum(each.drafted for each in self.drafts)
+
+    @property
+    def accepted(self) -> int:
+        return sum(each.accepted for each in self.drafts)
 
     def drop_request(self, request: RequestId) -> None:
         """Leave out how an earlier attempt of this request ended."""

@@ -222,6 +222,9 @@ class RequestStats(msgspec.Struct, frozen=True, omit_defaults=True):
     The node decides for the chunks in the store whether to fetch or to compute them. The predicted
     times of its last decision are `fetch_predicted_ms` and `compute_predicted_ms`; it did not fetch
     `declined_tokens` because computing them was cheaper.
+
+    The node computed `drafted_tokens` guesses of the answer's next tokens. `accepted_drafts` of
+    them were right, of which a grammar had allowed no other than `forced_drafts`.
     """
 
     prompt_tokens: Count = 0
@@ -237,6 +240,9 @@ class RequestStats(msgspec.Struct, frozen=True, omit_defaults=True):
     fetch_ms: Milliseconds = 0.0
     prefill_ms: Milliseconds = 0.0
     handoff_ms: Milliseconds = 0.0
+    drafted_tokens: Count = 0
+    accepted_drafts: Count = 0
+    forced_drafts: Count = 0
 
 
 class Delta(msgspec.Struct, frozen=True, omit_defaults=True, gc=False):

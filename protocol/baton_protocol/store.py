@@ -55,6 +55,11 @@ LATENCY_BOUNDS_S = (
 )
 FileName = Annotated[str, Meta(min_length=1, max_length=512)]
 Counts = Annotated[tuple[Count, ...], Meta(max_length=MAX_BOUNDS)]
+DRAFTED_AT = ("baton_drafted_at_position_total", "Drafts, by their position in a row of drafts.")
+ACCEPTED_AT = (
+    "baton_accepted_at_position_total",
+    "Drafts that were the next tokens, by their position in a row of drafts.",
+)
 
 
 class Priority(IntEnum):
@@ -259,6 +264,38 @@ class NodeLoad(msgspec.Struct, frozen=True, omit_defaults=True):
     accepted_drafts_total: Annotated[
         Count, MetricSpec("baton_accepted_drafts_total", "Drafts that were the next tokens.")
     ] = 0
+    drafted_rows_total: Annotated[
+        Count,
+        MetricSpec(
+            "baton_drafted_rows_total",
+            "Sequences of steps that had drafts: each got a token, and one more per right draft.",
+        ),
+    ] = 0
+    drafted_at_1_total: Annotated[Count, MetricSpec(*DRAFTED_AT, (("position", "1"),))] = 0
+    accepted_at_1_total: Annotated[Count, MetricSpec(*ACCEPTED_AT, (("position", "1"),))] = 0
+    drafted_at_2_total: Annotated[Count, MetricSpec(*DRAFTED_AT, (("position", "2"),))] = 0
+    accepted_at_2_total: Annotated[Count, MetricSpec(*ACCEPTED_AT, (("position", "2"),))] = 0
+    drafted_at_3_total: Annotated[Count, MetricSpec(*DRAFTED_AT, (("position", "3"),))] = 0
+    accepted_at_3_total: Annotated[Count, MetricSpec(*ACCEPTED_AT, (("position", "3"),))] = 0
+    drafted_at_4_total: Annotated[Count, MetricSpec(*DRAFTED_AT, (("position", "4"),))] = 0
+    accepted_at_4_total: Annotated[Count, MetricSpec(*ACCEPTED_AT, (("position", "4"),))] = 0
+    drafted_at_5_total: Annotated[Count, MetricSpec(*DRAFTED_AT, (("position", "5-8"),))] = 0
+    accepted_at_5_total: Annotated[Count, MetricSpec(*ACCEPTED_AT, (("position", "5-8"),))] = 0
+    drafted_at_9_total: Annotated[Count, MetricSpec(*DRAFTED_AT, (("position", "9-"),))] = 0
+    accepted_at_9_total: Annotated[Count, MetricSpec(*ACCEPTED_AT, (("position", "9-"),))] = 0
+    draft_seconds_won_total: Annotated[
+        Seconds,
+        MetricSpec(
+            "baton_draft_seconds_won_total", "Estimated time that steps with drafts have saved."
+        ),
+    ] = 0.0
+    draft_seconds_lost_total: Annotated[
+        Seconds,
+        MetricSpec(
+            "baton_draft_seconds_lost_total",
+            "Estimated time of steps whose drafts took longer than they saved.",
+        ),
+    ] = 0.0
     grammar_dead_ends_total: Annotated[
         Count,
         MetricSpec(

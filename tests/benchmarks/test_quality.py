@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 
@@ -13,6 +14,8 @@ from baton_protocol.sampling import SamplingParams
 from benchmarks.engine.quality import ROWS, Answers, Row, compared, equal_prefix
 from benchmarks.support.engine.quality_page import PAGE, PLOT, pages, read_results
 from benchmarks.support.engine.shuffled_channels import shuffle_channels
+from tests.support.engines.quantized.gguf_files import numbers_of_blocks
+from tests.support.engines.quantized.gguf_rounding import rounded_blocks
 from tests.support.engines.tiny_models import make_tiny_model, prompt_of
 
 
@@ -49,3 +52,12 @@ def test_a_model_with_shuffled_channels_computes_the_same(model: str, tmp_path: 
         scored = [each for each in output.prompt_logprobs or () if each is not None]
         found.append(torch.tensor([each.sampled.logprob for each in scored]))
     torch.testing.assert_close(*found, rtol=0, atol=1e-3)
+
+
+@pytest.mark.parametrize(("kind", "error"), [("Q4_K", 0.09), ("Q6_K", 0.02)])
+def test_blocks_of_256_are_rounded_to_the_nearest_code(kind: str, error: float) -> None:
+    x = np.random.default_rng(0).standard_normal((8, 512)).astype(np.float32)
+    x[0], x[1], x[2] = 0.0, np.abs(x[1]), -np.abs(x[2])
+    numbers = numbers_of_blocks(kind, rounded_blocks(kind, x))
+    assert np.sqrt(np.square(numbers - x).mean()) < error
+    assert not numbers[0].any()

@@ -7,6 +7,7 @@ that KV came from a cache, that a sequence was preempted.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from typing import Any
 
 from baton_engine import LLM
 from baton_engine.core.engine_core import EngineCore
@@ -25,16 +26,25 @@ from tests.bits.cells import (
     run,
     token_of,
 )
-from tests.support.engines.proposers import Guesses, drafter
+from tests.support.engines.proposers import Guesses, draft_model_of, drafter
 from tests.support.engines.tiny_models import prompt_of
 
 BLOCK = 16
 AFTERWARDS = 8  # tokens after a preemption
+DRAFTS = 5  # most in a row
 POSITIONS = range(NEW_TOKENS - 4)  # 40 of a greedy request's tokens
 
 
 def subjects() -> list[Request]:
     return [subject.request() for subject in SUBJECTS]
+
+
+def drafting(bench: Bench, right: int, **settings: Any) -> EngineCore:
+    """An engine with drafts of which `right` of 10 are right."""
+    answers = {key: ids_in(answer) for key, answer in bench.alone.items()}
+    plain = bench.engine(**settings)
+    made = drafter(Guesses(answers, right), most=DRAFTS, vocab_size=plain.info.vocab_size)
+    return EngineCore(plain.info, plain.runner, drafter=made)
 
 
 # --- batches and pieces ---------------------------------------------------------------------------
@@ -86,16 +96,23 @@ def on_two_threads(bench: Bench) -> None:
 
 def with_drafts(bench: Bench) -> None:
     """Tokens are computed beside drafts of the next ones, of which none to all are right."""
-    answers = {key: ids_in(answer) for key, answer in bench.alone.items()}
     for right in bench.some((10, 7, 3, 0)):
-        plain = bench.engine(max_batched_tokens=96)
-        made = drafter(Guesses(answers, right), most=5, vocab_size=plain.info.vocab_size)
-        engine = EngineCore(plain.info, plain.runner, drafter=made)
+        engine = drafting(bench, right, max_batched_tokens=96)
         found = run(engine, [*others(6), *subjects()])
         bench.check_all(f"{right} of 10 drafts right", found)
         load = engine.load()
         assert load.drafted_tokens_total > 0
         assert load.accepted_drafts_total > 0 or right == 0
+
+
+def with_a_second_model(bench: Bench) -> None:
+    """The drafts are those of a second model, with blocks for a part of the requests."""
+    plain = bench.engine(max_batched_tokens=96)
+    second = bench.engine(kv_blocks=30, max_batched_tokens=48)
+    made = drafter(draft_model_of(second, 48), most=5, vocab_size=plain.info.vocab_size)
+    engine = EngineCore(plain.info, plain.runner, drafter=made)
+    bench.check_all("a second model", run(engine, [*others(6), *subjects()]))
+    assert engine.load().accepted_drafts_total > 0
 
 
 # --- KV that is there already ---------------------------------------------------------------------
@@ -146,21 +163,29 @@ def from_the_host_tier(bench: Bench) -> None:
 
 
 def preempted(bench: Bench) -> None:
-    """Preempted with each number of tokens. Every other time its KV is evicted meanwhile."""
-    for known in bench.some(range(1, NEW_TOKENS)):
-        engine = bench.engine()
-        end = min(NEW_TOKENS, known + AFTERWARDS)
-        found = run(engine, [*others(2, seed=known), GREEDY.request(max_tokens=end)], steps=1)
-        while len(found.get((GREEDY.name, 0), ())) < known:
-            run(engine, [], found, steps=1)
-        victim = engine._scheduler.running[-1]  # the youngest, as the scheduler chooses
-        assert victim.state.request.id == GREEDY.name
-        engine._scheduler._preempt(victim)
-        if known % 2:
-            engine._pool.release(engine._pool.allocate(engine._pool.num_free))
-        answer = run(engine, [], found)[GREEDY.name, 0]
-        bench.check(f"preempted with {known} tokens", GREEDY, answer, end=end)
-        assert engine.load().preemptions_total == 1
+    """Preempted with each number of tokens, without and with drafts; a bench that is not thorough
+    takes turns. Every other time its KV is evicted meanwhile."""
+    for place, known in enumerate(bench.some(range(1, NEW_TOKENS))):
+        if bench.thorough or place % 2 == 0 or known >= NEW_TOKENS - DRAFTS:
+            preempted_at(bench, known, bench.engine())
+        if bench.thorough or place % 2 == 1:
+            preempted_at(bench, min(known, NEW_TOKENS - DRAFTS - 1), drafting(bench, 7))
+
+
+def preempted_at(bench: Bench, known: int, engine: EngineCore) -> None:
+    """Preempted with `known` tokens, or the next number that a step with drafts gives it."""
+    end = min(NEW_TOKENS, known + AFTERWARDS)
+    found = run(engine, [*others(2, seed=known), GREEDY.request(max_tokens=end)], steps=1)
+    while len(found.get((GREEDY.name, 0), ())) < known:
+        run(engine, [], found, steps=1)
+    victim = engine._scheduler.running[-1]  # the youngest, as the scheduler chooses
+    assert victim.state.request.id == GREEDY.name
+    engine._scheduler._preempt(victim)
+    if known % 2:
+        engine._pool.release(engine._pool.allocate(engine._pool.num_free))
+    answer = run(engine, [], found)[GREEDY.name, 0]
+    bench.check(f"preempted with {known} tokens", GREEDY, answer, end=end)
+    assert engine.load().preemptions_total == 1
 
 
 def in_a_small_pool(bench: Bench) -> None:
@@ -230,6 +255,7 @@ PATHS: Mapping[str, Callable[[Bench], None]] = {
     path.__name__.replace("_", " "): path
     for path in (
         *(in_crowds, in_pieces, with_overlap, several_choices, on_two_threads, with_drafts),
+        with_a_second_model,
         *(from_the_cache, shared_with_running, from_the_host_tier),
         *(preempted, in_a_small_pool, taken_over, offline, as_a_prompt),
     )

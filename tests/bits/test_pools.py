@@ -49,10 +49,15 @@ EIGHT_BITS = (
     ("deepseek-v3", "bfloat16", "2+2", "fp8"),
     ("mistral-window", "float32", "1+1", "fp8"),
 )
+# Nodes that draft tokens: what followed the last one where it last occurred, often wrongly.
+DRAFTS = '{"method": "ngram", "prompt_lookup_min": 1, "num_speculative_tokens": 4}'
+DRAFT_COUNTS = ("drafted_tokens", "accepted_drafts")
+WITH_DRAFTS = (("llama-gqa4", "bfloat16", "1+1"), ("gemma2", "float32", "2+2"))
 
 
-def flags(bench: Bench) -> list[str]:
+def flags(bench: Bench, drafts: str | None = None) -> list[str]:
     return [
+        *(() if drafts is None else ("--speculative-config", drafts)),
         *("--model", str(bench.folder), "--dtype", bench.dtype, "--batch-invariant", "on"),
         *("--threads", "1", "--chunk-blocks", "1", "--kv-blocks", "600"),
         *("--max-batched-tokens", "48", "--kv-cache-dtype", bench.kv_cache_dtype),
@@ -112,22 +117,30 @@ def check_subjects(bench: Bench, pool: Cluster, label: str, beside: int = 0) -> 
 @pytest.mark.long
 @pytest.mark.integration
 @pytest.mark.parametrize(
-    ("model", "dtype", "kind", "kept"),
-    [pytest.param(*each, "auto", id="-".join(each)) for each in CELLS]
-    + [pytest.param(*each, id="-".join(each)) for each in EIGHT_BITS],
+    ("model", "dtype", "kind", "kept", "drafts"),
+    [pytest.param(*each, "auto", None, id="-".join(each)) for each in CELLS]
+    + [pytest.param(*each, None, id="-".join(each)) for each in EIGHT_BITS]
+    + [pytest.param(*each, "auto", DRAFTS, id=f"{'-'.join(each)}-drafts") for each in WITH_DRAFTS],
 )
 def test_a_pool_gives_a_request_the_bits_of_an_engine_alone(
-    model: str, dtype: str, kind: str, kept: str, tiny_model: Callable[[str], Path]
+    model: str,
+    dtype: str,
+    kind: str,
+    kept: str,
+    drafts: str | None,
+    tiny_model: Callable[[str], Path],
 ) -> None:
     bench = Bench(tiny_model(model), dtype, kv_cache_dtype=kept)
     prefill, decode = POOLS[kind]
     router_flags = ["--handoff=always"] if prefill else []
-    with Cluster(prefill, decode, flags=flags(bench), router_flags=router_flags) as pool:
+    with Cluster(prefill, decode, flags=flags(bench, drafts), router_flags=router_flags) as pool:
         check_subjects(bench, pool, f"{kind}, cold, beside 12", beside=12)
         check_subjects(bench, pool, f"{kind}, warm")
         check_subjects(bench, pool, f"{kind}, warm, beside 30", beside=30)
         load = [node["load"] for node in pool.pool()["nodes"]]
         assert (sum(each["handoffs_total"] for each in load) > 0) == bool(prefill)
+        accepted = [sum(each[f"{kind}_total"] for each in load) for kind in DRAFT_COUNTS]
+        assert all(accepted) == (drafts is not None), accepted
 
 
 def test_each_kind_of_pool_has_both_dtypes() -> None:
@@ -198,18 +211,20 @@ def killed_at(
 @pytest.mark.long
 @pytest.mark.integration
 @pytest.mark.parametrize(
-    ("model", "dtype", "kept"),
+    ("model", "dtype", "kept", "drafts"),
     [
-        ("gemma2", "bfloat16", "auto"),
-        ("llama-gqa4", "float32", "auto"),
-        ("llama-head64", "bfloat16", "int8"),
-        ("llama-gqa4 in w4a16 g32 zeros", "bfloat16", "auto"),
+        ("gemma2", "bfloat16", "auto", None),
+        ("llama-gqa4", "float32", "auto", None),
+        ("llama-head64", "bfloat16", "int8", None),
+        ("llama-gqa4 in w4a16 g32 zeros", "bfloat16", "auto", None),
+        pytest.param("llama-gqa4", "bfloat16", "auto", DRAFTS, id="llama-gqa4-bfloat16-drafts"),
     ],
 )
 def test_answers_have_the_bits_of_an_engine_alone_when_their_node_is_killed_at_any_of_40_tokens(
     model: str,
     dtype: str,
     kept: str,
+    drafts: str | None,
     tiny_model: Callable[[str], Path],
     record_property: Callable[[str, object], None],
 ) -> None:
@@ -217,7 +232,7 @@ def test_answers_have_the_bits_of_an_engine_alone_when_their_node_is_killed_at_a
     engine = bench.engine()
     expected = [run(engine, [each.request()])[each.name, 0] for each in STREAMS]
     missing, rounds = POSITIONS, 0
-    with Cluster(1, 1, flags=flags(bench), router_flags=["--handoff=always"]) as pool:
+    with Cluster(1, 1, flags=flags(bench, drafts), router_flags=["--handoff=always"]) as pool:
         while missing and rounds < ROUNDS:
             rounds += 1
             # Streams that arrive together advance together, so later rounds ask for less.
@@ -228,5 +243,6 @@ def test_answers_have_the_bits_of_an_engine_alone_when_their_node_is_killed_at_a
             settle(pool)
     assert not missing, f"not killed at {sorted(missing)}"
     record_property(
-        "exactness", f"{model}, {dtype}, KV {kept}: killed at 40 tokens in {rounds} rounds"
+        "exactness",
+        f"{model}, {dtype}, KV {kept}, drafts {drafts}: killed at 40 tokens in {rounds} rounds",
     )

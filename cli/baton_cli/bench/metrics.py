@@ -57,7 +57,8 @@ class Waste(msgspec.Struct, frozen=True, kw_only=True):
 
 class Throughput(msgspec.Struct, frozen=True, kw_only=True):
     """The figures of `baton bench throughput`. `steps` counts the steps that computed tokens,
-    `sampling_steps` those that also sampled new ones."""
+    `sampling_steps` those that also sampled new ones. `tokens_per_drafted_row` is how many tokens a
+    sequence got from a step with drafts, None if there was none."""
 
     elapsed_time: float
     num_requests: int
@@ -73,6 +74,9 @@ class Throughput(msgspec.Struct, frozen=True, kw_only=True):
     steps: int
     sampling_steps: int
     preemptions: int
+    drafted_tokens: int
+    accepted_drafts: int
+    tokens_per_drafted_row: float | None
     kv_waste: Waste
     ttft_ms: Spread
     itl_ms: Spread
@@ -140,6 +144,11 @@ def throughput_of(record: RunRecord, workload: Workload, setting: Setting) -> Th
         steps=len(record.steps),
         sampling_steps=sum(1 for step in record.steps if step.new_tokens),
         preemptions=record.preemptions,
+        drafted_tokens=record.drafted_tokens,
+        accepted_drafts=record.accepted_drafts,
+        tokens_per_drafted_row=1 + record.accepted_drafts / record.drafted_rows
+        if record.drafted_rows
+        else None,
         kv_waste=Waste(
             steady=waste_of([look for look in record.looks if look.steady]),
             run=waste_of(record.looks),

@@ -63,6 +63,7 @@ def throughput_text(figures: Throughput) -> str:
             f" {figures.output_tokens_per_second:.2f} output tokens/s",
             f"{figures.steps:,} steps, {figures.preemptions:,} preemptions; KV waste"
             f" {_percent(waste.steady)} while only generating, {_percent(waste.run)} over the run",
+            *_draft_lines(figures),
             _heading(),
             _row("first token", figures.ttft_ms),
             _row("between tokens", figures.itl_ms),
@@ -71,6 +72,18 @@ def throughput_text(figures: Throughput) -> str:
             _row("step without", figures.decode_step_ms),
         ]
     )
+
+
+def _draft_lines(figures: Throughput) -> list[str]:
+    """Nothing if no step had drafts."""
+    tokens = figures.tokens_per_drafted_row
+    if tokens is None:
+        return []
+    accepted, drafted = figures.accepted_drafts, figures.drafted_tokens
+    return [
+        f"{accepted:,} of {drafted:,} drafts right ({accepted / drafted:.0%}); a sequence got"
+        f" {tokens:.2f} tokens of a step with drafts"
+    ]
 
 
 def latency_text(figures: Latency) -> str:

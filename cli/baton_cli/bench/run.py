@@ -63,6 +63,9 @@ class RunRecord:
     cached_tokens: int = 0
     host_tokens: int = 0
     preemptions: int = 0
+    drafted_tokens: int = 0
+    accepted_drafts: int = 0
+    drafted_rows: int = 0  # sequences of steps that had drafts
     elapsed: float = 0.0
 
     @property
@@ -118,6 +121,9 @@ def _step_all(
 
 def _note(record: RunRecord, result: StepResult, number: int) -> None:
     record.steps.append(BenchStep(record.elapsed, result.num_prompt_tokens, len(result.tokens)))
+    record.drafted_tokens += result.drafted
+    record.accepted_drafts += result.accepted
+    record.drafted_rows += len(result.drafts)
     for use in result.prompts:
         record.cached_tokens += use.cached
         record.host_tokens += use.host

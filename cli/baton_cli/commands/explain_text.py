@@ -49,7 +49,7 @@ def _format_outcome(call: Json) -> str:
 
 
 def _request_lines(request: Json) -> Iterator[str]:
-    """Yield the waits and attempts in the order in which they began."""
+    """Yield the waits and attempts in the order in which they began, and what became of drafts."""
     entries = [(wait["at_ms"], _wait_lines(wait)) for wait in request["waits"]]
     entries += [
         (attempt["at_ms"], list(_attempt_lines(attempt))) for attempt in request["attempts"]
@@ -58,6 +58,11 @@ def _request_lines(request: Json) -> Iterator[str]:
         yield from lines
     if request["attempts_left_out"]:
         yield f"  {request['attempts_left_out']} attempts in between were dropped"
+    if (drafts := request["drafts"])["drafted"]:
+        yield (
+            f"  {drafts['accepted']} of {drafts['drafted']} drafts right, of which a grammar forced"
+            f" {drafts['forced']}"
+        )
 
 
 def _wait_lines(wait: Json) -> list[str]:

@@ -1,6 +1,6 @@
 """The layers of a checkpoint that only draft tokens (multi-token prediction). No torch.
 
-They follow the model's own layers, and are not loaded.
+They follow the model's own layers, and are no part of the model (see `head_config`).
 """
 
 from __future__ import annotations

@@ -55,8 +55,9 @@ class EngineConfig:
     )
     kv_cache_dtype: KVCacheDType = option(
         "auto",
-        "keep K and V in 8 bits, with a power of two per token and head; auto: in the compute"
-        " dtype; nodes with different values share no KV",
+        "keep K and V in 8 bits, with a power of two per token and head; auto: as the checkpoint's"
+        " kv_cache_scheme says, or else in the compute dtype; nodes with different values share no"
+        " KV",
     )
     device: Device = option("cpu", "device of the engine; cuda: the first GPU")
     gpu_memory_utilization: float = option(
@@ -134,9 +135,9 @@ class EngineConfig:
     speculative_config: str | None = option(
         None,
         "compute drafts of the next tokens in the same step, and keep those that are right; answers"
-        " stay the same. JSON with vLLM's keys: method (ngram, suffix, grammar),"
-        " num_speculative_tokens, prompt_lookup_min, prompt_lookup_max, suffix_decoding_*"
-        " (default: no drafts)",
+        " stay the same. JSON with vLLM's keys: method (ngram, suffix, grammar, draft_model, eagle,"
+        " eagle3, medusa, mtp), num_speculative_tokens, prompt_lookup_min, prompt_lookup_max,"
+        " suffix_decoding_*, model, quantization (default: no drafts)",
         metavar="JSON",
     )
     batch_invariant: BatchInvariant = option(

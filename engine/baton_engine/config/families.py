@@ -144,8 +144,11 @@ def config_of(values: Json, generation: Json, impl: ModelImpl = "auto") -> Model
     return config.limited_to(None)
 
 
-def quantized_online(config: ModelConfig, quantization: Quantization) -> ModelConfig:
-    """The config with the value of --quantization. Raises UnsupportedModel for a model whose
+def quantized_online(
+    config: ModelConfig, quantization: Quantization, *, drafts: bool = False
+) -> ModelConfig:
+    """The config with the value of --quantization, or of the same key of --speculative-config for a
+    model that drafts. Raises UnsupportedModel for a model whose
     weights cannot be quantized while they are loaded."""
     if quantization == "none":
         return config
@@ -153,7 +156,10 @@ def quantized_online(config: ModelConfig, quantization: Quantization) -> ModelCo
         raise UnsupportedModel(f"--quantization {quantization}: {why}; use --quantization none")
     experts = config.experts
     transposed = experts is not None and experts.bias
-    return replace(config, quantization=online_config(quantization, transposed_experts=transposed))
+    return replace(
+        config,
+        quantization=online_config(quantization, transposed_experts=transposed, drafts=drafts),
+    )
 
 
 def not_plain(config: ModelConfig) -> str:

@@ -21,6 +21,9 @@ PROMPT_ROWS = 128
 # Maximum bytes of the splits that Triton's attention stores in a step with --batch-invariant on.
 # Beyond it, one program adds all splits of a row. Products store theirs afterwards, at most 8 MiB.
 STORED_SPLIT_BYTES = 64 << 20
+# Positions of a sequence whose hidden states are kept for a head that drafts, while it gets no
+# drafts. After more of them it begins a new context.
+KEPT_POSITIONS = 64
 
 
 def split_blocks(block_size: int) -> int:

@@ -13,6 +13,7 @@ from baton_engine.core.kv_chunks import register, take_filled
 from baton_engine.core.request_limits import RequestLimits
 from baton_engine.core.requests import RunningRequests
 from baton_engine.interface import (
+    Drafts,
     EngineInfo,
     Progress,
     Row,
@@ -134,10 +135,13 @@ class ResultReader:
             if token.id != draft:
                 break
             accepted += 1
-        step_result.drafted += len(drafts)
-        step_result.accepted += accepted
-        if sequence.acceptance is not None:
-            sequence.acceptance.note(len(drafts), accepted)
+        request, acceptance = state.request, sequence.acceptance
+        forced = acceptance is not None and acceptance.forced
+        step_result.drafts.append(
+            Drafts(request.id, request.attempt, len(drafts), accepted, forced)
+        )
+        if acceptance is not None:
+            acceptance.note(len(drafts), accepted)
         if self._requests.states.get(state.request.id) is not state:
             return  # the request failed
         if sequence.running:

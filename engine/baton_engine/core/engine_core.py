@@ -309,6 +309,7 @@ class EngineCore:
             if drafter is not None and not self._in_flight:
                 self._note_time(drafter, read[0], drafter.clock() - started)
             self._reader.take(*read, result)
+            self._count_seconds_won(read[0], result)
         self._totals.count_step(result)
         return result
 
@@ -338,6 +339,13 @@ class EngineCore:
         """Tell the drafter how long a step took, if none of its sequences computed its prompt."""
         if all(piece.count == 1 + len(piece.drafts) for piece in step.pieces):
             drafter.note_step(sum(piece.count for piece in step.pieces), seconds)
+
+    def _count_seconds_won(self, step: InFlightStep, result: StepResult) -> None:
+        if self._drafter is None or not result.drafts:
+            return
+        decoding = sum(piece.count == 1 + len(piece.drafts) for piece in step.pieces)
+        won = self._drafter.seconds_won(decoding, result.drafted, result.accepted)
+        self._totals.count_seconds_won(won)
 
     def _fail_alone(self, state: RequestState) -> None:
         """End a request that does not fit the device's memory even alone. Raises OutOfMemory if no

@@ -93,8 +93,9 @@ class RunningRequests:
             self.take_out(sequence)
 
     def take_out(self, sequence: Sequence, *, linger: bool = False) -> None:
-        """Remove a sequence from the queues and release its blocks as soon as no step uses them."""
-        blocks = self._scheduler.remove(sequence)
+        """Remove a sequence that has ended from the queues, and release its blocks as soon as no
+        step uses them."""
+        blocks = self._scheduler.end(sequence)
         if self._in_flight.release(sequence, blocks):
             return
         if linger:

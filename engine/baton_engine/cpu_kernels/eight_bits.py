@@ -23,6 +23,7 @@ from baton_engine.cpu_kernels.openmp import (
     COUNTER,
     NONE_TAKEN,
     Task,
+    expanded,
     inlined,
     run_here,
     run_kernel,
@@ -31,6 +32,7 @@ from baton_engine.cpu_kernels.openmp import (
 from baton_engine.cpu_kernels.vectors import (
     add,
     broadcast,
+    each_power_of_2,
     fma,
     larger,
     larger_words,
@@ -39,15 +41,22 @@ from baton_engine.cpu_kernels.vectors import (
     load_address,
     load_byte,
     load_int8,
+    load_int8_pairs,
+    load_words,
+    lower_halves,
     magnitudes,
     multiply,
     nearest_integer,
     power_of_2,
+    prefetch,
     smaller,
+    store_bf16_pairs,
     store_byte,
     store_int8,
     store_low_bytes,
+    store_low_bytes_of_pairs,
     take_next,
+    upper_halves,
     zeros,
 )
 from baton_engine.kv.eight_bits import (
@@ -63,7 +72,13 @@ Pieces = npt.NDArray[np.int64]  # [N, 5]
 PIECE_BYTES = 5 * 8
 # Rows of a tensor that a thread takes at a time.
 SOME_ROWS = 64
+# A row is prefetched while the row this number before it is encoded.
+ROWS_AHEAD = 16
+LINE_BYTES = 64
 _Pieces = task_class([COUNTER, ("count", np.int64), ("pieces", np.int64)])
+_FRACTION = 0x7FFFFF
+# A number of 255 / 256 of the next power of two or more: its code may be rounded to 128.
+_MAY_BE_128 = 0x7F0000
 _NAN = np.float32(np.nan)
 _INFINITY = 0x7F800000  # the bits of a float32, of which the exponent are those from 23 on
 # The stored exponent of a float32 is this much more than that of its row's codes.
@@ -178,6 +193,8 @@ def _encode_rows(pointer: Any, bf16: bool) -> None:
         exponents, rows = load_address(piece + 16), load_address(piece + 24)
         size = load_address(piece + 32)
         for row in range(rows):
+            for line in range(0, size * item, LINE_BYTES):
+                prefetch(numbers + (row + ROWS_AHEAD) * size * item + line)
             exponent = encode_row(numbers + row * size * item, codes + row * size, size, bf16)
             store_byte(exponents + row, exponent)
         number = take_next(pointer)
@@ -214,30 +231,58 @@ def _round_rows(pointer: Any, bf16: bool) -> None:
         number = take_next(pointer)
 
 
-@inlined
+@expanded
 def encode_row(source: int, codes: int, size: int, bf16: bool) -> int:
     """Store the codes of a row, and return its exponent."""
-    exponent: int = row_exponent(source, size, bf16)
+    largest: int = largest_number(source, size, bf16)
+    exponent: int = exponent_of(largest)
     if exponent == NOT_FINITE:
         for column in range(0, size, LANES):
             store_int8(codes + column, zeros())
+    elif largest & _FRACTION >= _MAY_BE_128:
+        _store_codes(source, codes, size, exponent, bf16, True)
     else:
-        inverse = power_of_2(broadcast(np.float32(-exponent)))
-        for column in range(0, size, LANES):
-            sums = fma(number_at(source, column, bf16), inverse, broadcast(_WHOLE))
-            sums = larger(smaller(sums, broadcast(_WHOLE + _MOST)), broadcast(_WHOLE - _MOST))
-            store_low_bytes(codes + column, sums)
+        _store_codes(source, codes, size, exponent, bf16, False)
     return exponent
 
 
-@inlined
+@expanded
+def _store_codes(
+    source: int, codes: int, size: int, exponent: int, bf16: bool, limited: bool
+) -> None:
+    inverse = each_power_of_2(-exponent)
+    pairs = size // (2 * LANES) * (2 * LANES) if bf16 else 0
+    for column in range(0, pairs, 2 * LANES):
+        words = load_words(source + 2 * column)
+        evens = _low_codes(lower_halves(words), inverse, limited)
+        odds = _low_codes(upper_halves(words), inverse, limited)
+        store_low_bytes_of_pairs(codes + column, evens, odds)
+    for column in range(pairs, size, LANES):
+        numbers = number_at(source, column, bf16)
+        store_low_bytes(codes + column, _low_codes(numbers, inverse, limited))
+
+
+@expanded
+def _low_codes(numbers: Any, inverse: Any, limited: bool) -> Any:
+    """Float32 numbers whose lowest bytes are the codes. With `limited`, those from -127 to 127."""
+    sums = fma(numbers, inverse, broadcast(_WHOLE))
+    if limited:
+        sums = larger(smaller(sums, broadcast(_WHOLE + _MOST)), broadcast(_WHOLE - _MOST))
+    return sums
+
+
+@expanded
 def decode_row(codes: int, exponent: int, target: int, size: int, bf16: bool) -> None:
     """Store the numbers of a row of codes."""
     if exponent == NOT_FINITE:
         _store_nan(target, size, bf16)
     else:
         scale = power_of_2(broadcast(np.float32(exponent)))
-        for column in range(0, size, LANES):
+        pairs = size // (2 * LANES) * (2 * LANES) if bf16 else 0
+        for column in range(0, pairs, 2 * LANES):
+            evens, odds = load_int8_pairs(codes + column)
+            store_bf16_pairs(target + 2 * column, multiply(evens, scale), multiply(odds, scale))
+        for column in range(pairs, size, LANES):
             store_numbers(target, column, multiply(load_int8(codes + column), scale), bf16)
 
 
@@ -260,6 +305,13 @@ def round_row(source: int, target: int, size: int, bf16: bool) -> None:
 @inlined
 def row_exponent(source: int, size: int, bf16: bool) -> int:
     """The exponent of a row of numbers: NOT_FINITE if one of them is infinite or NaN."""
+    exponent: int = exponent_of(largest_number(source, size, bf16))
+    return exponent
+
+
+@inlined
+def largest_number(source: int, size: int, bf16: bool) -> int:
+    """The bits of the largest of the absolute numbers of a row."""
     largest: int = 0
     if bf16:
         largest = largest_bf16(source, size)
@@ -268,6 +320,12 @@ def row_exponent(source: int, size: int, bf16: bool) -> int:
         for column in range(0, size, LANES):
             most = larger_words(most, magnitudes(number_at(source, column, bf16)))
         largest = largest_word(most)
+    return largest
+
+
+@inlined
+def exponent_of(largest: int) -> int:
+    """The exponent of a row whose largest_number() this is."""
     if largest >= _INFINITY:
         return NOT_FINITE
     return max((largest >> 23) - _MORE, LOWEST_EXPONENT)

@@ -40,6 +40,8 @@ _entries: dict[Callable[[Any], None], tuple[int, Callable[[int], None]]] = {}
 
 # Compiles the functions that kernels call.
 inlined = numba.njit(nogil=True, error_model="numpy")
+# The same, where the compiler would call the function: short ones, for which a call is much.
+expanded = numba.njit(nogil=True, error_model="numpy", forceinline=True)
 
 # Identifies the sources of all kernels, as this process has imported them.
 _SOURCES = hashlib.sha256(

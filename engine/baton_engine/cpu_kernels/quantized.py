@@ -215,7 +215,7 @@ def multiplies_plain() -> bool:
     return _NATIVE and not _FEATURES.get("amx-bf16")
 
 
-def pack_plain(weight_OI: torch.Tensor) -> PackedWeight:
+def pack_plain(weight_OI: torch.Tensor, bias_O: torch.Tensor | None = None) -> PackedWeight:
     """A bfloat16 weight with an even number of inputs."""
     outputs, inputs = weight_OI.shape
     blocks, group = -(-outputs // COLUMNS), min(CHAIN, inputs)
@@ -224,7 +224,7 @@ def pack_plain(weight_OI: torch.Tensor) -> PackedWeight:
         codes_EBHY=_packed_words(1, outputs, inputs // 2, lambda _, rows: weight_OI[rows]),
         scales_EBGW=torch.ones(1).expand(1, blocks, -(-inputs // group), COLUMNS),
         shifts_EBGW=None,
-        bias_EBW=None,
+        bias_EBW=None if bias_O is None else _in_blocks(bias_O[None, :, None]).squeeze(2),
         table=(),
         group=group,
         outputs=outputs,

@@ -183,25 +183,37 @@ def largest_bf16(typing: Any, place: Any, count: Any) -> tuple[Any, _Emit]:
     """The largest of the magnitudes() of `count` bfloat16 numbers, which are whole vectors, as an
     int64."""
 
-    def emit(context: Any, builder: Any, signature: Any, given: Any) -> Any:
-        half = ir.IntType(16)
-        halves = ir.VectorType(half, LANES)
-        most = cgutils.alloca_once_value(builder, ir.Constant(halves, [0] * LANES))
-        steps = builder.udiv(given[1], ir.Constant(given[1].type, LANES))
+    half = ir.IntType(16)
+
+    def reduced(builder: Any, value: Any) -> Any:
+        name = f"llvm.vector.reduce.umax.v{value.type.count}i16"
+        kind = ir.FunctionType(half, [value.type])
+        return builder.call(cgutils.get_or_insert_function(builder.module, kind, name), [value])
+
+    def largest(builder: Any, place: Any, steps: Any, lanes: int) -> Any:
+        halves = ir.VectorType(half, lanes)
+        most = cgutils.alloca_once_value(builder, ir.Constant(halves, [0] * lanes))
         with cgutils.for_range(builder, steps) as loop:
-            offset = builder.mul(loop.index, ir.Constant(ADDRESS, 2 * LANES))
-            pointer = builder.inttoptr(builder.add(given[0], offset), halves.as_pointer())
+            offset = builder.mul(loop.index, ir.Constant(ADDRESS, 2 * lanes))
+            pointer = builder.inttoptr(builder.add(place, offset), halves.as_pointer())
             value = builder.load(pointer, typ=halves)
             value.align = 2
-            value = builder.and_(value, ir.Constant(halves, [0x7FFF] * LANES))
+            value = builder.and_(value, ir.Constant(halves, [0x7FFF] * lanes))
             so_far = builder.load(most)
             larger = builder.icmp_unsigned(">", value, so_far)
             builder.store(builder.select(larger, value, so_far), most)
-        kind = ir.FunctionType(half, [halves])
-        name = f"llvm.vector.reduce.umax.v{LANES}i16"
-        function = cgutils.get_or_insert_function(builder.module, kind, name)
-        largest = builder.zext(builder.call(function, [builder.load(most)]), ADDRESS)
-        return builder.shl(largest, ir.Constant(ADDRESS, 16))
+        return reduced(builder, builder.load(most))
+
+    def emit(context: Any, builder: Any, signature: Any, given: Any) -> Any:
+        place, count = given
+        pairs = builder.udiv(count, ir.Constant(ADDRESS, 2 * LANES))
+        rest = builder.udiv(
+            builder.urem(count, ir.Constant(ADDRESS, 2 * LANES)), ir.Constant(ADDRESS, LANES)
+        )
+        end = builder.add(place, builder.mul(pairs, ir.Constant(ADDRESS, 4 * LANES)))
+        found = [largest(builder, place, pairs, 2 * LANES), largest(builder, end, rest, LANES)]
+        most = builder.select(builder.icmp_unsigned(">", *found), *found)
+        return builder.shl(builder.zext(most, ADDRESS), ir.Constant(ADDRESS, 16))
 
     return types.int64(address, types.int64), emit
 
@@ -236,6 +248,18 @@ def power_of_2(typing: Any, exponent: Any) -> tuple[Any, _Emit]:
         return builder.bitcast(builder.shl(biased, each_word(23)), NUMBERS)
 
     return numbers(numbers), emit
+
+
+@_operation
+def each_power_of_2(typing: Any, exponent: Any) -> tuple[Any, _Emit]:
+    """2 to the power of one integer from -126 to 127, in each lane."""
+
+    def emit(context: Any, builder: Any, signature: Any, given: Any) -> Any:
+        biased = builder.add(builder.trunc(given[0], WORD), ir.Constant(WORD, 127))
+        bits = builder.shl(biased, ir.Constant(WORD, 23))
+        return in_each_lane(builder, builder.bitcast(bits, NUMBER), NUMBERS)
+
+    return numbers(types.int64), emit
 
 
 @_operation
@@ -358,6 +382,55 @@ def store_low_bytes(typing: Any, place: Any, value: Any) -> tuple[Any, _Emit]:
         return context.get_dummy_value()
 
     return types.void(address, numbers), emit
+
+
+@_operation
+def store_low_bytes_of_pairs(typing: Any, place: Any, evens: Any, odds: Any) -> tuple[Any, _Emit]:
+    """Store the lowest byte of each number's bits, of both vectors in turn."""
+
+    def emit(context: Any, builder: Any, signature: Any, given: Any) -> Any:
+        place, evens, odds = given
+        kind = ir.VectorType(ir.IntType(8), 4 * LANES)
+        pair = builder.bitcast(evens, kind), builder.bitcast(odds, kind)
+        lanes = [4 * (index // 2) + index % 2 * 4 * LANES for index in range(2 * LANES)]
+        mask = ir.Constant(ir.VectorType(WORD, 2 * LANES), lanes)
+        stored = builder.shuffle_vector(*pair, mask)
+        builder.store(stored, builder.inttoptr(place, stored.type.as_pointer())).align = 1
+        return context.get_dummy_value()
+
+    return types.void(address, numbers, numbers), emit
+
+
+@_operation
+def load_int8_pairs(typing: Any, place: Any) -> tuple[Any, _Emit]:
+    """32 integers of a byte each: those at even places, and those at odd ones."""
+
+    def emit(context: Any, builder: Any, signature: Any, given: Any) -> Any:
+        halves = ir.VectorType(ir.IntType(16), LANES)
+        value = builder.load(builder.inttoptr(given[0], halves.as_pointer()), typ=halves)
+        value.align = 1
+        pairs = builder.sext(value, WORDS)
+        even = builder.ashr(builder.shl(pairs, each_word(24)), each_word(24))
+        odd = builder.ashr(pairs, each_word(8))
+        found = [builder.sitofp(each, NUMBERS) for each in (even, odd)]
+        return context.make_tuple(builder, signature.return_type, found)
+
+    return types.UniTuple(numbers, 2)(address), emit
+
+
+@_operation
+def store_bf16_pairs(typing: Any, place: Any, evens: Any, odds: Any) -> tuple[Any, _Emit]:
+    """Store numbers from rounded_to_bf16(), of both vectors in turn."""
+
+    def emit(context: Any, builder: Any, signature: Any, given: Any) -> Any:
+        place, evens, odds = given
+        low = builder.lshr(builder.bitcast(evens, WORDS), each_word(16))
+        high = builder.and_(builder.bitcast(odds, WORDS), each_word(0xFFFF0000))
+        pointer = builder.inttoptr(place, WORDS.as_pointer())
+        builder.store(builder.or_(low, high), pointer).align = 2
+        return context.get_dummy_value()
+
+    return types.void(address, numbers, numbers), emit
 
 
 @_operation

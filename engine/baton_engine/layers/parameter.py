@@ -108,6 +108,12 @@ class WeightSlots:
         """How the embedding is quantized; None if it is not."""
         return None if self._quantization is None else self._quantization.embedding
 
+    @property
+    def tied_head_scheme(self) -> WeightScheme | None:
+        """How the copy of a plain embedding is quantized that a tied head multiplies; None if it is
+        not."""
+        return None if self._quantization is None else self._quantization.tied_head
+
     def tensor(
         self,
         name: str,

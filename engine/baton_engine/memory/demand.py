@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from baton_engine.config.model_config import ModelConfig
 from baton_protocol.layout import ITEM_BYTES, KVLayout
@@ -18,12 +18,34 @@ class Measured:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class SecondDemand:
+    """A second model, which drafts. Its KV is in blocks of its own."""
+
+    config: ModelConfig
+    layout: KVLayout
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class HeadDemand:
+    """Bytes of a head that drafts: of its weights, of its KV per block of the pool, and for each of
+    `max_num_seqs` sequences and of `max_batched_tokens` tokens. `returned` is how many numbers the
+    target returns of a token in addition."""
+
+    weights: int = 0
+    block: int = 0
+    sequence: int = 0
+    token: int = 0
+    returned: int = 0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class MemoryDemand:
     """What an engine has to hold and to compute.
 
     `dtype` is that of weights and of the tensors of a step; the KV's are in the layout.
     `kv_memory` (bytes) or `kv_blocks` is given for a pool of fixed size. Without `max_model_len`,
-    the limit is what the pool can hold. `measured` bytes replace the formulas.
+    the limit is what the pool can hold. `measured` bytes replace the formulas, also those of the
+    `second` model.
     """
 
     config: ModelConfig
@@ -38,11 +60,18 @@ class MemoryDemand:
     kv_memory: int | None = None
     kv_blocks: int | None = None
     measured: Measured | None = None
+    second: SecondDemand | None = None
     stored_splits: bool = False  # triton's kernels store splits (--batch-invariant on)
+    head: HeadDemand = HeadDemand()
 
     @property
     def item(self) -> int:
         return ITEM_BYTES[self.dtype]
+
+    @property
+    def block_bytes(self) -> int:
+        """Bytes of a block, with those of a head."""
+        return self.layout.block_bytes + self.head.block
 
     @property
     def pool_blocks(self) -> int | None:
@@ -50,6 +79,26 @@ class MemoryDemand:
         if self.kv_blocks is None and self.kv_memory is not None:
             return self.kv_memory // self.layout.block_bytes
         return self.kv_blocks
+
+    @property
+    def of_second(self) -> MemoryDemand | None:
+        """The second model alone, in the same steps."""
+        second = self.second
+        if second is None:
+            return None
+        return replace(
+            self,
+            config=second.config,
+            layout=second.layout,
+            graphs=self.graphs and second.config.bridge is None,
+            measured=None,
+            second=None,
+        )
+
+    def second_blocks(self, num_blocks: int) -> int:
+        """Blocks of the second model for as many tokens as `num_blocks` blocks hold."""
+        assert self.second is not None
+        return num_blocks // self.layout.num_groups * self.second.layout.num_groups
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -101,21 +101,32 @@ def quantized_part(config: ModelConfig) -> tuple[int, int]:
 
 
 def weight_bytes(demand: MemoryDemand) -> int:
-    """Bytes of the weights: plain ones in the compute dtype, quantized ones by their scheme. On a
-    CPU, packing makes a second copy of the head: permanently if it is tied to the embedding, else
-    while it is packed."""
+    """Bytes of the weights, those of a second model included."""
+    second = demand.of_second
+    return _model_bytes(demand) + (0 if second is None else _model_bytes(second))
+
+
+def _model_bytes(demand: MemoryDemand) -> int:
+    """Bytes of a model's weights: plain ones in the compute dtype, quantized ones by their scheme.
+    On a CPU, packing makes a second copy of the head: permanently if it is tied to the embedding,
+    else while it is packed."""
     config = demand.config
     numbers, size = quantized_part(config)
     plain = (count_weights(config) - numbers) * demand.item
-    if demand.device != "cpu":
+    if demand.device != "cpu" and not _copies_head(config):
         return plain + size
     return plain + size + _head_bytes(config, demand.item)
+
+
+def _copies_head(config: ModelConfig) -> bool:
+    """Whether a tied head multiplies a quantized copy of the embedding, on each device."""
+    return config.tied and config.quantization is not None and bool(config.quantization.tied_head)
 
 
 def _head_bytes(config: ModelConfig, item: int) -> int:
     head, scheme = (config.vocab_size, config.hidden_size), None
     if config.quantization is not None:
-        tied = config.quantization.embedding
+        tied = config.quantization.tied_head or config.quantization.embedding
         scheme = tied if config.tied else config.quantization.scheme_of(HEAD_NAME)
     return head[0] * head[1] * item if scheme is None else scheme.weight_bytes(*head)
 
@@ -123,14 +134,21 @@ def _head_bytes(config: ModelConfig, item: int) -> int:
 def resident_bytes(demand: MemoryDemand) -> int:
     """Bytes that stay on the device between steps. Without a measurement these are the weights, and
     SPARE_BYTES covers the rest."""
-    return demand.measured.resident if demand.measured else weight_bytes(demand)
+    if demand.measured:
+        return demand.measured.resident
+    return weight_bytes(demand) + demand.head.weights
 
 
 def activation_bytes(demand: MemoryDemand, length: int) -> int:
     """Bytes of the largest step: `max_batched_tokens` tokens and `max_num_seqs` sampled rows, with
-    a sequence of `length` tokens among them."""
+    a sequence of `length` tokens among them. A second model's steps come before the target's."""
     if demand.measured:
         return demand.measured.step
+    second = demand.of_second
+    return max(_all_step_bytes(each, length) for each in (demand, second) if each is not None)
+
+
+def _all_step_bytes(demand: MemoryDemand, length: int) -> int:
     seen = 0
     if demand.kernels == "torch":
         seen = _attention_bytes(demand, length)
@@ -138,25 +156,51 @@ def activation_bytes(demand: MemoryDemand, length: int) -> int:
 
 
 def graph_bytes(demand: MemoryDemand) -> int:
-    """Bytes of the CUDA graphs, which record the layers and not the sampling. All share the tensors
-    of the largest; each keeps its launches and its hidden states."""
+    """Bytes of the CUDA graphs, those of a second model included."""
+    second = demand.of_second
+    return _own_graph_bytes(demand) + (0 if second is None else _own_graph_bytes(second))
+
+
+def _own_graph_bytes(demand: MemoryDemand) -> int:
+    """Bytes of a model's graphs, which record the layers and not the sampling. All share the
+    tensors of the largest; each keeps its launches and its hidden states."""
     if not demand.graphs:
         return 0
     sizes = buckets(demand.max_num_seqs)
     launches = len(sizes) * demand.config.num_layers * GRAPH_LAYER_BYTES
-    hidden = sum(sizes) * demand.config.hidden_size * demand.item
+    hidden = sum(sizes) * (demand.config.hidden_size + demand.head.returned) * demand.item
     return _layers_bytes(demand, sizes[-1]) + launches + hidden
+
+
+def head_step_bytes(demand: MemoryDemand) -> int:
+    """Bytes of a head that drafts, without its weights and what it has for each block."""
+    head = demand.head
+    return head.sequence * demand.max_num_seqs + head.token * demand.max_batched_tokens
 
 
 def fixed_bytes(demand: MemoryDemand, length: int) -> int:
     """Bytes of everything except KV, with a sequence of `length` tokens."""
     parts = (resident_bytes(demand), activation_bytes(demand, length), graph_bytes(demand))
-    return sum(parts) + SPARE_BYTES[demand.device]
+    return sum(parts) + head_step_bytes(demand) + SPARE_BYTES[demand.device]
 
 
 def pool_bytes(demand: MemoryDemand, num_blocks: int) -> int:
-    """Bytes of a pool with `num_blocks` usable blocks and the padding block."""
-    return (num_blocks + 1) * demand.layout.block_bytes
+    """Bytes of a pool with `num_blocks` usable blocks and the padding block, and of the pool of a
+    head or of a second model beside it."""
+    own = (num_blocks + 1) * demand.block_bytes
+    if demand.second is None:
+        return own
+    return own + (demand.second_blocks(num_blocks) + 1) * demand.second.layout.block_bytes
+
+
+def blocks_in(demand: MemoryDemand, size: int) -> int:
+    """The largest number of blocks whose pool, and the one beside it, take at most `size` bytes;
+    negative if no pool does."""
+    if demand.second is None:
+        return size // demand.block_bytes - 1
+    groups = demand.layout.num_groups
+    span = pool_bytes(demand, groups) - pool_bytes(demand, 0)
+    return (size - pool_bytes(demand, 0)) // span * groups
 
 
 def blocks_for(demand: MemoryDemand, length: int) -> int:

@@ -12,6 +12,7 @@ from dataclasses import replace
 from baton_engine.memory.demand import MemoryBudget, MemoryDemand
 from baton_engine.memory.estimate import (
     blocks_for,
+    blocks_in,
     fixed_bytes,
     pool_bytes,
 )
@@ -55,7 +56,7 @@ def free_blocks(demand: MemoryDemand, room: MemoryBudget) -> int:
         if held < most:
             return held * demand.layout.num_groups
         length = longest
-    return (room.limit - fixed_bytes(demand, length)) // demand.layout.block_bytes - 1
+    return blocks_in(demand, room.limit - fixed_bytes(demand, length))
 
 
 def most_that(holds: Callable[[int], bool], low: int, high: int) -> int:

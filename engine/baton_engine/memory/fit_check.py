@@ -15,6 +15,7 @@ from baton_engine.memory.estimate import (
     SPARE_BYTES,
     activation_bytes,
     graph_bytes,
+    head_step_bytes,
     pool_bytes,
     resident_bytes,
 )
@@ -64,9 +65,10 @@ def _numbers(demand: MemoryDemand, room: MemoryBudget) -> str:
 def _parts(demand: MemoryDemand, length: int) -> dict[str, int]:
     """Bytes of everything except KV, by name."""
     return {
-        "weights": resident_bytes(demand),
+        "weights" if demand.second is None else "weights of both models": resident_bytes(demand),
         "activations": activation_bytes(demand, length),
         "graphs": graph_bytes(demand),
+        "drafts": head_step_bytes(demand),
         "spare": SPARE_BYTES[demand.device],
     }
 

@@ -10,10 +10,11 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
 from baton_engine.config.families import not_plain, quantized_online
-from baton_engine.memory.demand import MemoryBudget, MemoryDemand
+from baton_engine.memory.demand import HeadDemand, MemoryBudget, MemoryDemand
 from baton_engine.memory.estimate import (
     GIB,
     blocks_for,
+    blocks_in,
     fixed_bytes,
     weight_bytes,
 )
@@ -40,7 +41,7 @@ def remedies(demand: MemoryDemand, room: MemoryBudget) -> Iterator[Remedy]:
     """Single changes that make the demand fit. A larger device is always among them."""
     for change in (
         *(_shorter, _smaller_pool, _fewer_tokens, _fewer_seqs),
-        *(_bfloat16, _quantized, _eight_bit_kv, _eager, _larger_share),
+        *(_bfloat16, _quantized, _eight_bit_kv, _no_drafts, _eager, _larger_share),
     ):
         remedy = change(demand, room)
         if remedy is not None and fits(remedy.demand, remedy.room):
@@ -69,7 +70,7 @@ def _smaller_pool(demand: MemoryDemand, room: MemoryBudget) -> Remedy | None:
     if blocks is None:
         return None
     left = room.limit - fixed_bytes(demand, least_length(demand))
-    count = min(blocks - 1, left // demand.layout.block_bytes - 1)
+    count = min(blocks - 1, blocks_in(demand, left))
     if demand.kv_memory is not None:
         size = count * demand.layout.block_bytes // MIB
         text, changed = f"--kv-memory {size}MiB", replace(demand, kv_memory=size * MIB)
@@ -106,10 +107,17 @@ def _bfloat16(demand: MemoryDemand, room: MemoryBudget) -> Remedy | None:
     if demand.dtype != "float32":
         return None
     to = "bfloat16"
-    layout = demand.layout
-    if layout.dtype not in CODES:
-        layout = layout.in_dtype(to)
-    return Remedy(f"--dtype {to}", replace(demand, dtype=to, layout=layout), room)
+    changed = demand if demand.layout.dtype in CODES else _kv_in(to, demand)
+    return Remedy(f"--dtype {to}", replace(changed, dtype=to), room)
+
+
+def _kv_in(dtype: str, demand: MemoryDemand) -> MemoryDemand:
+    second = demand.second
+    return replace(
+        demand,
+        layout=demand.layout.in_dtype(dtype),
+        second=second and replace(second, layout=second.layout.in_dtype(dtype)),
+    )
 
 
 def _quantized(demand: MemoryDemand, room: MemoryBudget) -> Remedy | None:
@@ -132,11 +140,26 @@ def _quantized(demand: MemoryDemand, room: MemoryBudget) -> Remedy | None:
 def _eight_bit_kv(demand: MemoryDemand, room: MemoryBudget) -> Remedy | None:
     """KV in 8 bits. Does not apply if layers keep different fields, which may then form other
     groups."""
-    layout = demand.layout
-    if layout.dtype in CODES or any(group.fields for group in layout.groups):
+    layouts = [demand.layout, *([] if demand.second is None else [demand.second.layout])]
+    groups = [group for layout in layouts for group in layout.groups]
+    if demand.layout.dtype in CODES or any(group.fields for group in groups):
         return None
     to = "int8"
-    return Remedy(f"--kv-cache-dtype {to}", replace(demand, layout=layout.in_dtype(to)), room)
+    return Remedy(f"--kv-cache-dtype {to}", _kv_in(to, demand), room)
+
+
+def _no_drafts(demand: MemoryDemand, room: MemoryBudget) -> Remedy | None:
+    """Without the second model, or the head, that drafts. Does not apply to measured bytes, of
+    which nobody knows what each part takes."""
+    if demand.measured is not None:
+        return None
+    if demand.second is not None:
+        changed, what = replace(demand, second=None), "draft model"
+    elif demand.head != HeadDemand():
+        changed, what = replace(demand, head=HeadDemand()), "head"
+    else:
+        return None
+    return Remedy(f"--speculative-config without a {what}", changed, room)
 
 
 def _larger_share(demand: MemoryDemand, room: MemoryBudget) -> Remedy | None:

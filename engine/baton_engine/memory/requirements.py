@@ -144,10 +144,20 @@ def _block_size(counts: Mapping[LayerKind, int]) -> int:
     return min(taken, key=lambda size: taken[size])
 
 
+def kv_cache_dtype(settings: TorchSettings, config: ModelConfig) -> KVCacheDType:
+    """The value of --kv-cache-dtype. auto is what the checkpoint is made for; with --store-codec,
+    which is for KV in the compute dtype, it stays auto."""
+    chosen = settings.kv_cache_dtype
+    if chosen != "auto" or settings.store_codec != "none" or config.quantization is None:
+        return chosen
+    return config.quantization.kv_cache
+
+
 def layout_of(settings: TorchSettings, config: ModelConfig) -> KVLayout:
     """The layout of the engine's KV. Raises SettingsError if --kv-shards does not divide the
     model's KV heads."""
-    dtype = CODES_OF.get(settings.kv_cache_dtype) or compute_dtype(config, settings.dtype)
+    kept = CODES_OF.get(kv_cache_dtype(settings, config))
+    dtype = kept or compute_dtype(config, settings.dtype)
     layout = KVLayout.of_fields(
         config.kv_fields(dtype)[0],
         num_layers=config.num_layers,

@@ -112,6 +112,8 @@ class _EncodedGroup:
             numbers += size * layout.kv_shards
             codes = ends + rows
         assert {field.dtype for field in fields} == {fields[0].dtype}, "fields of several dtypes"
+        shards = range(layout.kv_shards)
+        self._of_a_block = [self._pieces_of_a_block(shard) for shard in shards]
         self.compiled = all(can_encode(self._numbers, field.size) for field in fields)
 
     def encode(self, blocks: Sequence[BlockId], rows: Bytes, shard: int) -> None:
@@ -123,18 +125,23 @@ class _EncodedGroup:
 
     def _pieces(self, blocks: Sequence[BlockId], rows: Bytes, shard: int) -> npt.NDArray[np.int64]:
         """One piece for each block, layer and field."""
-        shape = len(blocks), self._layers, len(self._parts)
-        layers = np.arange(self._layers)[None, :]
-        places = self._pool.data_ptr() + np.asarray(blocks)[:, None] * self._pool.shape[1]
-        places = places + layers * self._layer_bytes
-        coded = rows.ctypes.data + np.arange(len(blocks))[:, None] * rows.strides[0]
-        coded = coded + layers * self._coded_bytes
-        pieces = np.empty((*shape, 5), np.int64)
+        begins = np.zeros((len(blocks), 1, 5), np.int64)
+        begins[:, 0, 0] = self._pool.data_ptr()
+        begins[:, 0, 0] += np.asarray(blocks, np.int64) * self._pool.shape[1]
+        begins[:, 0, 1] = rows.ctypes.data + np.arange(len(blocks)) * rows.strides[0]
+        begins[:, 0, 2] = begins[:, 0, 1]
+        return (begins + self._of_a_block[shard]).reshape(-1, 5)
+
+    def _pieces_of_a_block(self, shard: int) -> npt.NDArray[np.int64]:
+        """Those of a block at address 0, whose codes are at address 0, too."""
+        layers = np.arange(self._layers)
+        pieces = np.empty((self._layers, len(self._parts), 5), np.int64)
         for index, part in enumerate(self._parts):
-            pieces[:, :, index, 0] = places + part.numbers + shard * part.shard_bytes
-            pieces[:, :, index, 1] = coded + part.codes
-            pieces[:, :, index, 2] = coded + part.exponents
-            pieces[:, :, index, 3:] = part.rows, part.field.size
+            numbers = part.numbers + shard * part.shard_bytes
+            pieces[:, index, 0] = layers * self._layer_bytes + numbers
+            pieces[:, index, 1] = layers * self._coded_bytes + part.codes
+            pieces[:, index, 2] = layers * self._coded_bytes + part.exponents
+            pieces[:, index, 3:] = part.rows, part.field.size
         return pieces.reshape(-1, 5)
 
     def gather(self, chosen: torch.Tensor, shard: int) -> torch.Tensor:

@@ -18,6 +18,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import islice
+from typing import Protocol
 
 import numpy as np
 import torch
@@ -40,6 +41,14 @@ from baton_protocol.request import PositionLogprobs
 LAUNCHES = 2
 
 
+class HiddenTap(Protocol):
+    def take(self, step: StepInput, hidden_TC: torch.Tensor) -> None:
+        """Called after each step with its input and the hidden states of its tokens, of which there
+        may be more. They are valid until the next step. If a launch failed, the step comes
+        again."""
+        ...
+
+
 class TorchRunner:
     def __init__(
         self,
@@ -50,6 +59,7 @@ class TorchRunner:
     ) -> None:
         """The default `forward` has no padding and no CUDA graphs."""
         self.memory = memory
+        self.tap: HiddenTap | None = None
         self._model = model
         self._attention = attention
         self._device = memory.pool.device
@@ -101,6 +111,8 @@ class TorchRunner:
         read = None if chosen is None else chosen.to_host()
         results = StepResults(step, read, [part.to_host() for part in prompts])
         pending = launched(results.read, self._device)
+        if self.tap is not None:
+            self.tap.take(step, hidden_TD)
         # Last, because the next step depends on these: a launch that fails must not change them.
         self._place_of = step.sampling.place_of_S
         if chosen is not None:

@@ -16,18 +16,51 @@ import torch
 from baton_engine.attention.selector import Kernels, choose_kernels
 from baton_engine.config.engine_config import TorchSettings
 from baton_engine.config.families import read_config
+from baton_engine.config.head_config import HeadConfig, read_head
 from baton_engine.config.model_config import ModelConfig, compute_dtype
+from baton_engine.config.speculative import SpeculativeConfig
 from baton_engine.errors import SettingsError
 from baton_engine.kv.host_blocks import slots_for
-from baton_engine.memory.demand import Measured, MemoryBudget, MemoryDemand
+from baton_engine.memory.demand import (
+    HeadDemand,
+    Measured,
+    MemoryBudget,
+    MemoryDemand,
+    SecondDemand,
+)
 from baton_engine.memory.fit import free_blocks
 from baton_engine.memory.fit_check import check_fit, pool_text
+from baton_engine.memory.head_bytes import head_demand
 from baton_engine.memory.host_memory import check_asked, free_memory
-from baton_engine.memory.requirements import CPU_KV_BYTES, CPU_SHARE, demand_of, layout_of
+from baton_engine.memory.requirements import (
+    CPU_KV_BYTES,
+    CPU_SHARE,
+    demand_of,
+    kv_cache_dtype,
+    layout_of,
+)
+from baton_engine.models.heads.build import OWN_EMBEDDING
+from baton_engine.runner.second_model import SecondModel, second_model
 from baton_engine.weights.checkpoint import weight_files
+from baton_engine.weights.head_files import head_names
 from baton_protocol.layout import KVLayout
 
 logger = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class PlannedHead:
+    """A head that drafts tokens, the names of its tensors (None for random weights), and the most
+    drafts of a sequence."""
+
+    config: HeadConfig
+    names: frozenset[str] | None
+    drafts: int
+
+    @property
+    def own_embedding(self) -> bool:
+        """Whether it does not share the target's."""
+        return self.config.method == "eagle3" and OWN_EMBEDDING in (self.names or ())
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,6 +83,26 @@ class EnginePlan:
     kernels: Kernels
     overlap: bool
     exact: bool  # --batch-invariant
+    second: SecondModel | None = None  # drafts
+    head: PlannedHead | None = None  # drafts
+
+    @property
+    def of_second(self) -> EnginePlan | None:
+        """The plan of the second model alone. Its pool holds as many tokens as the target's."""
+        demand = self.demand.of_second
+        if demand is None:
+            return None
+        return replace(
+            self,
+            config=demand.config,
+            layout=demand.layout,
+            demand=demand,
+            num_blocks=self.demand.second_blocks(self.num_blocks),
+            host_slots=0,
+            max_model_len=min(self.max_model_len, demand.config.max_positions),
+            exact=self.exact and demand.config.bridge is None,
+            second=None,
+        )
 
     def measured(self, bytes_measured: Measured) -> EnginePlan:
         """The plan with the memory measured after the weights were loaded. Raises SettingsError if
@@ -78,11 +131,22 @@ def make_plan(
     if unused := unused_gpus(settings.device, cuda_devices):
         logger.warning("%s", unused)
     layout = layout_of(settings, config)
+    kept = kv_cache_dtype(settings, config)
+    if kept != settings.kv_cache_dtype:
+        why = "the checkpoint is made for it; its scales of K and V are not needed"
+        logger.info("--kv-cache-dtype auto: %s, because %s", kept, why)
     host_slots = slots_for(settings.host_kv_memory, layout)
     kernels = choose_kernels(settings.kernels, device, compute_dtype(config, settings.dtype))
     room = _room(settings, device, free())
     card = room.total if room is not None and device.type == "cuda" else None
     demand = demand_of(settings, config, layout, kernels=kernels, card=card)
+    head = plan_head(settings, config)
+    if head is not None:
+        demand = replace(demand, head=_head_demand(head, demand))
+    second = second_model(settings, config, demand.dtype)
+    if second is not None:
+        second_layout = layout_of(second.settings, second.config)
+        demand = replace(demand, second=SecondDemand(config=second.config, layout=second_layout))
     num_blocks = _num_blocks(demand, room)
     return EnginePlan(
         config=config,
@@ -97,6 +161,33 @@ def make_plan(
         kernels=kernels,
         overlap=settings.overlap == "on" or (settings.overlap == "auto" and device.type == "cuda"),
         exact=_exact(settings, config, device, kernels),
+        second=second,
+        head=head,
+    )
+
+
+def plan_head(settings: TorchSettings, config: ModelConfig) -> PlannedHead | None:
+    """The head that --speculative-config names, if its method is one. Raises SettingsError or
+    ModelError."""
+    if settings.speculative_config is None:
+        return None
+    asked = SpeculativeConfig.parse(settings.speculative_config)
+    if asked.head is None:
+        return None
+    drafts = asked.num_speculative_tokens
+    head = read_head(asked.head, asked.model, config, settings.model, drafts)
+    dummy = settings.load_format == "dummy"
+    return PlannedHead(head, None if dummy else head_names(head), drafts)
+
+
+def _head_demand(head: PlannedHead, demand: MemoryDemand) -> HeadDemand:
+    return head_demand(
+        head.config,
+        demand.dtype,
+        demand.layout.block_size,
+        demand.kernels,
+        drafts=head.drafts,
+        own_embedding=head.own_embedding,
     )
 
 

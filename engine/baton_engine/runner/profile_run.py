@@ -81,20 +81,18 @@ def largest_step(
     return [_row(length, block_size, AnyToken(vocab_size)) for length in lengths]
 
 
-def profile(plan: EnginePlan, runner: Runner, card: CudaCard) -> EnginePlan:
-    """Run the largest step when only the model is on the card. Returns the plan with a pool of the
-    size that the measured memory leaves, unless the pool's size was given. The step runs in any
-    case: otherwise the first requests would wait while kernels are compiled."""
-    rows = largest_step(
-        max_batched_tokens=plan.demand.max_batched_tokens,
-        max_num_seqs=plan.demand.max_num_seqs,
-        longest=plan.max_model_len,
-        block_size=plan.layout.block_size,
-        vocab_size=plan.config.vocab_size,
-    )
+def profile(
+    plan: EnginePlan, runner: Runner, card: CudaCard, second: Runner | None = None
+) -> EnginePlan:
+    """Run the largest step when only the model is on the card, and maybe a `second` one. Returns
+    the plan with a pool of the size that the measured memory leaves, unless the pool's size was
+    given. The step runs in any case: otherwise the first requests would wait while kernels are
+    compiled."""
     card.release()
     before = card.reserved()
-    runner.launch(rows).read()
+    if second is not None and plan.of_second is not None:
+        second.launch(_largest_step(plan.of_second)).read()
+    runner.launch(_largest_step(plan)).read()
     step = card.peak() - before
     # Sampling without filters and masks has kernels of its own.
     runner.launch([Row([0], 0, [BLOCK], (Sample(0, 1, GREEDY),))]).read()
@@ -103,6 +101,16 @@ def profile(plan: EnginePlan, runner: Runner, card: CudaCard) -> EnginePlan:
         return plan
     return plan.measured(
         measured_bytes(reserved=card.reserved(), step=step, free=card.free(), room=plan.room)
+    )
+
+
+def _largest_step(plan: EnginePlan) -> list[Row]:
+    return largest_step(
+        max_batched_tokens=plan.demand.max_batched_tokens,
+        max_num_seqs=plan.demand.max_num_seqs,
+        longest=plan.max_model_len,
+        block_size=plan.layout.block_size,
+        vocab_size=plan.config.vocab_size,
     )
 
 

@@ -15,18 +15,35 @@ DECAY = 0.85
 # Tokens without drafts after drafts were not worth their time, doubled each time up to the most.
 LEAST_PAUSE = 8
 MOST_PAUSE = 256
+# Steps in a row without a guess before a sequence pauses, if steps wait for those that may have
+# drafts; the most tokens that it then pauses, which are also the most that it begins to copy late.
+PATIENCE = 4
+MOST_WAIT = 32
 
 
 class Acceptance:
-    """`drafted` and `accepted` count the sequence's drafts, and those that were the next tokens."""
+    """`drafted` and `accepted` count the sequence's drafts, and those that were the next tokens.
+    `forced`: the drafts under way are the tokens that the sequence's grammar allows alone. They say
+    nothing about how good guesses are."""
 
-    __slots__ = ("_pause", "_right", "_tried", "accepted", "drafted", "resumes_at")
+    __slots__ = (
+        "_empty",
+        "_pause",
+        "_right",
+        "_tried",
+        "accepted",
+        "drafted",
+        "forced",
+        "resumes_at",
+    )
 
     def __init__(self) -> None:
         self.drafted = self.accepted = 0
+        self.forced = False
         self.resumes_at = 0  # number of known tokens from which on drafts are made again
         self._right = self._tried = 0.0
         self._pause = LEAST_PAUSE
+        self._empty = 0  # steps in a row without a guess
 
     @property
     def rate(self) -> float:
@@ -35,12 +52,22 @@ class Acceptance:
 
     def note(self, drafted: int, accepted: int) -> None:
         """Of `drafted` drafts in a row, the first `accepted` were right."""
+        self._empty = 0
         self.drafted += drafted
         self.accepted += accepted
+        if self.forced:
+            return
         self._right = DECAY * self._right + accepted
         self._tried = DECAY * self._tried + accepted + (accepted < drafted)
         if accepted:
             self._pause = LEAST_PAUSE
+
+    def note_no_guess(self, known: int) -> None:
+        """There was no guess for a sequence of `known` tokens. After some such steps, it makes no
+        drafts for some tokens."""
+        self._empty += 1
+        if self._empty >= PATIENCE:
+            self.resumes_at = known + min(LEAST_PAUSE << min(self._empty - PATIENCE, 8), MOST_WAIT)
 
     def length(self, most: int, least_rate: float, known: int) -> int:
         """The number of drafts, at most `most`, for a sequence of `known` tokens. Draft i is worth

@@ -14,10 +14,19 @@ class DraftSource(Protocol):
         token of each sequence is not computed, and no token is awaited."""
         ...
 
+    def forget(self, sequence: Sequence) -> None:
+        """The sequence has ended."""
+        ...
+
     def clock(self) -> float:
         """Seconds, for note_step()."""
         ...
 
     def note_step(self, tokens: int, seconds: float) -> None:
         """A step of decoding sequences alone, with `tokens` tokens, took `seconds`."""
+        ...
+
+    def seconds_won(self, sequences: int, drafted: int, accepted: int) -> float:
+        """Estimated seconds that a step of `sequences` sequences has saved, if `accepted` of its
+        `drafted` drafts were the next tokens; negative if it has lost them, 0.0 if unknown."""
         ...

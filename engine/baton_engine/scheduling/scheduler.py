@@ -129,6 +129,12 @@ class Scheduler:
                 self._holding.remove(sequence)
         return sequence.clear_blocks()
 
+    def end(self, sequence: Sequence) -> list[BlockId]:
+        """Same as remove(), for a sequence that has ended."""
+        if self._drafter is not None:
+            self._drafter.forget(sequence)
+        return self.remove(sequence)
+
     def rewind(self, sequence: Sequence, launched: int, awaited: int, step: int) -> None:
         """Reset what a sequence has in flight: it is computed up to `launched`, awaits sample
         `awaited` (-1: none), and `step` is its last step. The new `blocks_id` tells the runner to

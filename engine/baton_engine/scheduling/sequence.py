@@ -223,16 +223,16 @@ class Sequence:
         self.launched = max(self.launched, self.computed)
 
     def set_launch_limit(self) -> None:
-        """Set `launch_limit`. Call again when the prompt is done."""
+        """Set `launch_limit`. Call again when the prompt is done, and when drafts pause."""
         state = self.state
         starts_others = not state.prompt_done and state.params.n > 1
-        waits = state.looks_at_tokens or starts_others or self.drafts_follow
-        self.launch_limit = 0 if waits else self.max_len
-
-    @property
-    def drafts_follow(self) -> bool:
-        """Whether the next step may compute drafts, which depend on the tokens before them."""
-        return self.acceptance is not None and len(self.tokens) >= self.acceptance.resumes_at
+        if state.looks_at_tokens or starts_others:
+            self.launch_limit = 0
+        elif self.acceptance is None:
+            self.launch_limit = self.max_len
+        else:  # drafts depend on the tokens before them
+            resumes_at = self.acceptance.resumes_at
+            self.launch_limit = min(self.max_len, resumes_at) if resumes_at > self.known else 0
 
     def note_token_read(self) -> None:
         """Set `launch_limit` and `takes_short_path`, after a new token was read and all tokens

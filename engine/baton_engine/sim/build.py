@@ -233,5 +233,7 @@ def build_sim(
         sleep=sleep,
     )
     host = CopiedBlocks(memory, host_slots) if host_slots else None
-    drafter = make_drafter(settings.speculative_config, settings.vocab_size)
+    drafter = make_drafter(
+        settings.speculative_config, settings.vocab_size, overlap=settings.overlap
+    )
     return EngineCore(info, runner, host, overlap=settings.overlap, drafter=drafter)

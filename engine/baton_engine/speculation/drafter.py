@@ -17,15 +17,18 @@ from baton_engine.speculation.step_cost import StepCost
 
 class Drafter:
     """`most` is the largest number of drafts of a sequence in a step. If `adaptive`, there are
-    fewer where they would cost more time than they save, by `clock` (seconds)."""
+    fewer where they would cost more time than they save, by `clock` (seconds). With `overlap`, a
+    step is launched before the last one is read, but without the sequences that may have drafts: so
+    one for which there is no guess for some steps is not asked for a while."""
 
     def __init__(
         self,
-        proposer: Proposer,
+        proposer: Proposer | None,
         most: int,
         vocab_size: int,
         *,
         adaptive: bool = True,
+        overlap: bool = False,
         clock: Callable[[], float] = time.perf_counter,
     ) -> None:
         self._clock = clock
@@ -34,43 +37,83 @@ class Drafter:
         self._most = most
         self._vocab_size = vocab_size
         self._adaptive = adaptive
+        self._overlap = overlap
 
     def clock(self) -> float:
         return self._clock()
 
     def draft(self, sequences: Seq[Sequence]) -> list[Seq[int]]:
-        """The drafts of each sequence. Sequences that still compute their prompt get none."""
+        """The drafts of each sequence: the tokens that its grammar allows alone, or else those of
+        the proposer. Sequences that still compute their prompt get none."""
+        drafts: list[Seq[int]] = [self._forced(sequence) for sequence in sequences]
         lengths = self._lengths(sequences)
-        asked = [place for place, length in enumerate(lengths) if length > 0]
-        drafts: list[Seq[int]] = [()] * len(sequences)
-        if not asked:
-            return drafts
-        proposals = self._proposer.propose(
-            [sequences[place] for place in asked], [lengths[place] for place in asked]
-        )
-        for place, ids in zip(asked, proposals, strict=True):
-            drafts[place] = self._useful(sequences[place], ids[: lengths[place]])
+        asked = [
+            place
+            for place, length in enumerate(lengths)
+            if length > 0 and not drafts[place] and self._proposer is not None
+        ]
+        if asked and self._proposer is not None:
+            proposals = self._proposer.propose(
+                [sequences[place] for place in asked], [lengths[place] for place in asked]
+            )
+            for place, ids in zip(asked, proposals, strict=True):
+                drafts[place] = self._useful(sequences[place], ids[: lengths[place]])
+        if self._overlap:
+            for place, sequence in enumerate(sequences):
+                if not drafts[place] and sequence.state.prompt_done:
+                    self._pause(sequence, asked=lengths[place] > 0)
         return drafts
+
+    def _forced(self, sequence: Sequence) -> Seq[int]:
+        """They are right, so as many as permitted are worth their time."""
+        matcher, acceptance = sequence.matcher, sequence.acceptance
+        if acceptance is None:
+            return ()
+        most = 0 if matcher is None else self._most_of(sequence)
+        ids = matcher.forced()[:most] if matcher is not None and most > 0 else ()
+        forced = self._useful(sequence, ids)
+        acceptance.forced = bool(forced)
+        return forced
+
+    def _pause(self, sequence: Sequence, *, asked: bool) -> None:
+        """A sequence gets no drafts: if it pauses, steps need not wait for its tokens."""
+        if self._adaptive and asked and sequence.acceptance is not None:
+            sequence.acceptance.note_no_guess(sequence.known)
+        sequence.set_launch_limit()
+
+    def forget(self, sequence: Sequence) -> None:
+        """The sequence has ended."""
+        if self._proposer is not None:
+            self._proposer.forget(sequence)
 
     def note_step(self, tokens: int, seconds: float) -> None:
         """A step of decoding sequences alone, with `tokens` tokens, took `seconds`."""
         self.cost.note(tokens, seconds)
+
+    def seconds_won(self, sequences: int, drafted: int, accepted: int) -> float:
+        return self.cost.seconds_won(sequences, drafted, accepted)
 
     def _lengths(self, sequences: Seq[Sequence]) -> list[int]:
         least_rate = self.cost.least_rate(max(1, len(sequences))) if self._adaptive else 0.0
         return [self._length(sequence, least_rate) for sequence in sequences]
 
     def _length(self, sequence: Sequence, least_rate: float) -> int:
-        """With drafts, a step yields at most one token more than these."""
-        acceptance, known = sequence.acceptance, sequence.known
-        most = min(self._most, sequence.max_len - known - 1)
-        if acceptance is None or not sequence.state.prompt_done or most <= 0:
+        acceptance, most = sequence.acceptance, self._most_of(sequence)
+        if acceptance is None or most <= 0:
             return 0
-        return acceptance.length(most, least_rate, known) if self._adaptive else most
+        return acceptance.length(most, least_rate, sequence.known) if self._adaptive else most
+
+    def _most_of(self, sequence: Sequence) -> int:
+        """With drafts, a step yields at most one token more than these."""
+        if not sequence.state.prompt_done:
+            return 0
+        return min(self._most, sequence.max_len - sequence.known - 1)
 
     def _useful(self, sequence: Sequence, ids: Seq[int]) -> Seq[int]:
         """The ids before the first that is none of the vocabulary, ends the choice, or does not
         match its grammar: no sample after it could be used."""
+        if not ids:
+            return ()
         stops, matcher = sequence.state.stops, sequence.matcher
         matcher = matcher and matcher.copy()
         for number, id in enumerate(ids):

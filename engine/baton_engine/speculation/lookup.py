@@ -8,7 +8,7 @@ Shapes: T tokens of the sequence, P places in them.
 from __future__ import annotations
 
 from collections.abc import Sequence as Seq
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import numpy as np
 import numpy.typing as npt
@@ -19,6 +19,30 @@ Tokens = npt.NDArray[np.int32]
 Places = npt.NDArray[np.intp]
 
 
+class TokenArrays:
+    """The tokens of sequences as arrays, which grow with them: a step converts only the new ones,
+    because to convert 8,000 takes 0.3 ms."""
+
+    def __init__(self) -> None:
+        self._arrays: dict[Sequence, Tokens] = {}
+        self._lengths: dict[Sequence, int] = {}
+
+    def of(self, sequence: Sequence) -> Tokens:
+        known, filled = sequence.known, self._lengths.get(sequence, 0)
+        array = self._arrays.get(sequence)
+        if array is None or known > len(array):
+            array = np.empty(2 * known, np.int32)
+            filled = 0
+            self._arrays[sequence] = array
+        array[filled:known] = sequence.tokens[filled:known]
+        self._lengths[sequence] = known
+        return array[:known]
+
+    def forget(self, sequence: Sequence) -> None:
+        self._arrays.pop(sequence, None)
+        self._lengths.pop(sequence, None)
+
+
 @dataclass(frozen=True, slots=True)
 class PromptLookup:
     """What followed the last occurrence of the sequence's last n tokens, for the largest n in
@@ -26,12 +50,16 @@ class PromptLookup:
 
     least: int
     longest: int
+    known: TokenArrays = field(default_factory=TokenArrays)
 
     def propose(self, sequences: Seq[Sequence], most: Seq[int]) -> list[Seq[int]]:
         return [
-            self.after(as_array(sequence), length)
+            self.after(self.known.of(sequence), length)
             for sequence, length in zip(sequences, most, strict=True)
         ]
+
+    def forget(self, sequence: Sequence) -> None:
+        self.known.forget(sequence)
 
     def after(self, tokens_T: Tokens, most: int) -> list[int]:
         places_P, matched = occurrences(tokens_T, self.longest)
@@ -39,10 +67,6 @@ class PromptLookup:
             return []
         following: list[int] = tokens_T[places_P[-1] : places_P[-1] + most].tolist()
         return following
-
-
-def as_array(sequence: Sequence) -> Tokens:
-    return np.array(sequence.tokens, np.int32)
 
 
 def occurrences(tokens_T: Tokens, longest: int) -> tuple[Places, int]:
@@ -70,12 +94,16 @@ class SuffixLookup:
     longest: int
     factor: float
     least_share: float
+    known: TokenArrays = field(default_factory=TokenArrays)
 
     def propose(self, sequences: Seq[Sequence], most: Seq[int]) -> list[Seq[int]]:
         return [
-            self.after(as_array(sequence), length)
+            self.after(self.known.of(sequence), length)
             for sequence, length in zip(sequences, most, strict=True)
         ]
+
+    def forget(self, sequence: Sequence) -> None:
+        self.known.forget(sequence)
 
     def after(self, tokens_T: Tokens, most: int) -> list[int]:
         places_P, matched = occurrences(tokens_T, self.longest)

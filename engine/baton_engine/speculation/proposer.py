@@ -16,3 +16,7 @@ class Proposer(Protocol):
         """At most `most[i]` ids that may follow the tokens of `sequences[i]`, in order; none if it
         has no guess."""
         ...
+
+    def forget(self, sequence: Sequence) -> None:
+        """The sequence has ended: nothing of it needs to be kept."""
+        ...

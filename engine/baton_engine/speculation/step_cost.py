@@ -32,6 +32,14 @@ class StepCost:
         slope, step = self._slope_and_step(sequences)
         return min(1.0, sequences * slope / step)
 
+    def seconds_won(self, sequences: int, drafted: int, accepted: int) -> float:
+        """The seconds that `accepted` tokens take in steps of `sequences` tokens, less those of
+        `drafted` tokens more in a step. 0.0 before a step was measured."""
+        if not self._weight:
+            return 0.0
+        slope, step = self._slope_and_step(sequences)
+        return accepted * step / sequences - drafted * slope
+
     def _slope_and_step(self, tokens: int) -> tuple[float, float]:
         """The seconds of one more token, and those of a step of `tokens` tokens."""
         if not self._weight:

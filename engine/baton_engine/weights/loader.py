@@ -52,14 +52,18 @@ def load_weights(
     config: ModelConfig,
     slots: WeightSlots,
     progress: Callable[[int], None] = lambda size: None,
+    *,
+    prefix: str = "",
 ) -> None:
-    """Load every tensor of the checkpoint into its parameter. Calls `progress` with the size in
-    bytes of each loaded tensor in its file. Raises WeightsError."""
+    """Load every tensor of the checkpoint whose name begins with `prefix` into its parameter. Calls
+    `progress` with the size in bytes of each loaded tensor in its file. Raises WeightsError."""
     parameters = slots.parameters
     owner: dict[str, Path] = {}
     entries: dict[str, Entry] = {}
     for path in weight_files(folder):
         for entry in read_entries(path):
+            if not entry.name.startswith(prefix):
+                continue
             if entry.name in owner:
                 raise WeightsError(f"{entry.name} is in {owner[entry.name].name} and {path.name}")
             owner[entry.name], entries[entry.name] = path, entry

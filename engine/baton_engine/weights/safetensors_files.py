@@ -20,6 +20,7 @@ import msgspec
 
 from baton_engine.config.config_json import shown
 from baton_engine.config.model_config import ModelConfig
+from baton_engine.config.quantization.kv_cache import SCALES
 from baton_engine.errors import WeightsError
 
 INDEX_NAME = "model.safetensors.index.json"
@@ -164,7 +165,10 @@ def _check_bytes(path: Path, entries: Sequence[Entry], begin: int, size: int) ->
 
 def ignorable(name: str, config: ModelConfig) -> bool:
     """Whether the tensor is optional and does not affect the model: a rotary buffer (computed from
-    the config), a tied model's copy of the embedding, or a part that is not used."""
+    the config), a tied model's copy of the embedding, a scale of KV, or a part that is not used."""
     if name.endswith("rotary_emb.inv_freq") or name.startswith(config.unused_tensors):
+        return True
+    quantization = config.quantization
+    if quantization is not None and quantization.kv_cache != "auto" and name.endswith(SCALES):
         return True
     return config.tied and name == "lm_head.weight"

@@ -135,7 +135,7 @@ class RunningBatch:
                 self._close_choice(job, out.choice)
             elif job.request.params.stop:
                 self._put_certain(out, job)
-        return Step(tuple(tokens), tuple(prompts), tuple(complete))
+        return Step(tuple(tokens), tuple(prompts), tuple(complete), tuple(result.drafts))
 
     def _put_filled(self, filled: Filled, job: Job) -> None:
         end = (filled.index + 1) * self._chunk_tokens

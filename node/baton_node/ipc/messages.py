@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import msgspec
 
-from baton_engine.interface import Complete, EngineInfo, TokenOut
+from baton_engine.interface import Complete, Drafts, EngineInfo, TokenOut
 from baton_node.settings import NodeSettings
 from baton_protocol.ids import BlockHash, Epoch, RequestId
 from baton_protocol.link import (
@@ -94,11 +94,12 @@ class Prompted(msgspec.Struct, frozen=True, array_like=True):
 
 class Step(msgspec.Struct, frozen=True, tag="step"):
     """The results of one engine step, for all requests. `complete` only ends choices that arrived
-    with all their tokens."""
+    with all their tokens. `drafts` count for the requests that go on or end with this step."""
 
     tokens: tuple[TokenOut, ...] = ()
     prompts: tuple[Prompted, ...] = ()
     complete: tuple[Complete, ...] = ()
+    drafts: tuple[Drafts, ...] = ()
 
 
 ToEngine = (

@@ -18,7 +18,7 @@ from prometheus_client.registry import Collector
 
 from baton_protocol.ids import NodeId
 from baton_protocol.link import Load, RequestStats
-from baton_protocol.metrics import MetricSpec, metrics_of
+from baton_protocol.metrics import MetricSpec, families_of, metrics_of
 from baton_protocol.store import DataInstance, NodeLoad, Speeds
 
 LOAD_METRICS, SPEED_METRICS = metrics_of(NodeLoad), metrics_of(Speeds)
@@ -99,11 +99,15 @@ def _families(
     labels: Sequence[str],
     rows: Sequence[tuple[Sequence[str], object]],
 ) -> Iterator[Metric]:
-    """Yield one metric family per declared metric (by field), with one sample per row."""
-    for field, metric in metrics.items():
+    """Yield one metric family per declared metric, with one sample per field and row."""
+    for name, fields in families_of(metrics).items():
+        metric = metrics[fields[0]]
         family: CounterMetricFamily | GaugeMetricFamily
         kind = CounterMetricFamily if metric.is_counter else GaugeMetricFamily
-        family = kind(metric.name, metric.help_text, labels=labels)
-        for values, record in rows:
-            family.add_metric(values, getattr(record, field))
+        own = [key for key, _ in metric.labels]
+        family = kind(name, metric.help_text, labels=[*labels, *own])
+        for field in fields:
+            more = [value for _, value in metrics[field].labels]
+            for values, record in rows:
+                family.add_metric([*values, *more], getattr(record, field))
         yield family

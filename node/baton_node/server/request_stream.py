@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 
 import msgspec
 
-from baton_engine.interface import Complete, TokenOut
+from baton_engine.interface import Complete, Drafts, TokenOut
 from baton_node.server.delta_history import DeltaHistory, size_of
 from baton_node.server.detokenize import ChoiceText, context
 from baton_node.server.links import RouterLink
@@ -99,6 +99,16 @@ class RequestStream:
         else:
             self.histories[delta.choice].add_delta(delta, limit)
         return delta
+
+    def add_drafts(self, drafts: Drafts) -> None:
+        """Count what a step found out about drafts of a choice."""
+        stats = self.stats or RequestStats()
+        self.stats = msgspec.structs.replace(
+            stats,
+            drafted_tokens=stats.drafted_tokens + drafts.drafted,
+            accepted_drafts=stats.accepted_drafts + drafts.accepted,
+            forced_drafts=stats.forced_drafts + drafts.accepted * drafts.forced,
+        )
 
     @property
     def is_answered(self) -> bool:

@@ -179,6 +179,9 @@ class RequestTable:
                 live.stats = prompted.stats
                 live.prompt_logprobs = add_token_texts(self._tokenizer, prompted.logprobs)
                 self._metrics.observe_prompt(prompted.stats)
+        for drafts in step.drafts:
+            if (live := self._get(drafts.request, drafts.attempt)) is not None:
+                live.add_drafts(drafts)
         limits = self._limits
         share = min(limits.request_bytes, limits.history_bytes // max(1, len(self._live)))
         frames: dict[RouterLink, list[Delta]] = {}

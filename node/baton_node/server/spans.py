@@ -70,5 +70,7 @@ class NodeSpans:
                 "baton.host_tokens": stats.host_tokens,
                 "baton.fetched_tokens": stats.fetched_tokens,
                 "baton.computed_tokens": stats.computed_tokens,
+                "baton.drafted_tokens": stats.drafted_tokens,
+                "baton.accepted_drafts": stats.accepted_drafts,
             }
         return attributes

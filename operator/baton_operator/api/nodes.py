@@ -29,6 +29,9 @@ class SpeculativeSpec(Record, frozen=True, kw_only=True, rename=None, omit_defau
             description="What drafts are made of. ngram: what followed the last tokens where they"
             " last occurred. suffix: what followed the longest end of the text most often. grammar:"
             " the tokens that a grammar allows alone, which are drafts with the others, too."
+            " draft_model: what a second model of the same tokenizer generates. eagle, eagle3,"
+            " medusa: what a head trained on the model's hidden states generates. mtp: what the"
+            " checkpoint's own layer for it generates."
         ),
     ]
     num_speculative_tokens: (
@@ -43,6 +46,28 @@ class SpeculativeSpec(Record, frozen=True, kw_only=True, rename=None, omit_defau
     prompt_lookup_max: (
         Annotated[
             int, Meta(ge=1, le=64, description="Most tokens that match, for ngram. Default: 5.")
+        ]
+        | None
+    ) = None
+    model: (
+        Annotated[
+            str,
+            Meta(
+                min_length=1,
+                max_length=4096,
+                description="For draft_model: the second model's folder, or its GGUF file, in the"
+                " nodes' containers. For eagle, eagle3 and medusa: the head's folder.",
+            ),
+        ]
+        | None
+    ) = None
+    quantization: (
+        Annotated[
+            Quantization,
+            Meta(
+                description="For draft_model: round the second model's weights while they are"
+                " loaded: int8, fp8 or int4, or none. Default: none."
+            ),
         ]
         | None
     ) = None
@@ -86,8 +111,9 @@ class EngineSpec(Record, frozen=True, kw_only=True):
         Annotated[
             KVCacheDType,
             Meta(
-                description="Keep K and V in 8 bits: --kv-cache-dtype int8 or fp8, or auto, in the"
-                " type of computation. Default: auto. Nodes with different values exchange no KV."
+                description="Keep K and V in 8 bits: --kv-cache-dtype int8 or fp8, or auto: as the"
+                " checkpoint says, or else in the type of computation. Default: auto. Nodes with"
+                " different values exchange no KV."
             ),
         ]
         | None

@@ -7,20 +7,20 @@ router re-exports the nodes' counters so that one scrape target shows a whole la
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
 from baton_protocol.link import RequestStats
-from baton_protocol.metrics import metrics_of
+from baton_protocol.metrics import families_of, metrics_of
 from baton_protocol.store import NodeLoad
 from baton_router.metrics.demand import DemandCounter
 from baton_router.metrics.timings import Timings
 from baton_router.nodes.model_grammars import GrammarCounts
 from baton_router.nodes.node_view import NodeView, state_of
-from baton_router.nodes.pool_view import LOAD_NUMBERS, PoolView
+from baton_router.nodes.pool_view import PoolView
 from baton_router.placement.placement import Placement, PredictionError
 
 _SECONDS = (0.005, 0.01, 0.02, 0.03, 0.05, 0.075, 0.1, 0.2, 0.3, 0.5, 1, 2, 5, 10, 30, 60, 120)
@@ -256,8 +256,8 @@ class NodeFigures(Collector):
 
     def collect(self) -> Iterator[Metric]:
         nodes = list(self._view.nodes.values())
-        for name in LOAD_NUMBERS:
-            yield _family(name, nodes)
+        for fields in families_of(NODE_METRICS).values():
+            yield _family(fields, nodes)
         up = GaugeMetricFamily(
             "baton_node_ready", "1 if the node can get requests, else 0.", labels=("node", "role")
         )
@@ -267,14 +267,18 @@ class NodeFigures(Collector):
         yield up
 
 
-def _family(name: str, nodes: list[NodeView]) -> Metric:
-    metric = NODE_METRICS[name]
+def _family(fields: Sequence[str], nodes: list[NodeView]) -> Metric:
+    """The metric of these fields of NodeLoad, with one sample per field and node."""
+    metric, about = NODE_METRICS[fields[0]], f"Node: {fields[0].replace('_', ' ')}."
+    labels = ("node", *(key for key, _ in metric.labels))
     family: CounterMetricFamily | GaugeMetricFamily
-    label = name.replace("_", " ")
     if metric.is_counter:
-        family = CounterMetricFamily(metric.name, f"Node: {label}.", labels=("node",))
+        family = CounterMetricFamily(metric.name, about, labels=labels)
     else:
-        family = GaugeMetricFamily(metric.name, f"Node: {label}.", labels=("node",))
-    for view in nodes:
-        family.add_metric((view.report.node,), float(getattr(view.report.load, name)))
+        family = GaugeMetricFamily(metric.name, about, labels=labels)
+    for name in fields:
+        more = [value for _, value in NODE_METRICS[name].labels]
+        for view in nodes:
+            number = float(getattr(view.report.load, name))
+            family.add_metric((view.report.node, *more), number)
     return family

@@ -160,9 +160,21 @@ def _explain_request(request: InFlightRequest, started: float, now: float) -> Js
         "prompt_tokens": len(record.request.prompt_ids),
         "cached_tokens": record.cached_tokens,
         "completion_tokens": record.tokens,
+        "drafts": _explain_drafts(record.attempts),
         "waits": _explain_waits(record.waits, started, now),
         "attempts": [_explain_attempt(attempt, started) for attempt in record.attempts],
         "attempts_left_out": record.left_out,
+    }
+
+
+def _explain_drafts(attempts: Sequence[Attempt]) -> Json:
+    """Guesses of the next tokens, as far as nodes have reported them: how many were computed, how
+    many were right, and of these those that a grammar forced."""
+    stats = [stats for attempt in attempts for _, stats in attempt.measured]
+    return {
+        "drafted": sum(each.drafted_tokens for each in stats),
+        "accepted": sum(each.accepted_drafts for each in stats),
+        "forced": sum(each.forced_drafts for each in stats),
     }
 
 

@@ -32,6 +32,16 @@ def test_throughput_reports_exact_token_counts_on_the_simulated_engine(tmp_path:
     assert report["setting"] | {"engine": "sim", "seed": 3, "kv_blocks": 1000} == report["setting"]
 
 
+def test_throughput_reports_how_many_drafts_were_right(tmp_path: Path) -> None:
+    config = '{"method": "ngram", "prompt_lookup_min": 1, "num_speculative_tokens": 1}'
+    flags = ("--speculative-config", config, "--num-prompts", "2")
+    report = figures(tmp_path / "f", "throughput", *SIM, *flags)
+    share = report["accepted_drafts"] / report["drafted_tokens"]
+    assert report["drafted_tokens"] > 0
+    assert report["tokens_per_drafted_row"] == 1 + share  # with one draft in each row
+    assert figures(tmp_path / "f", "throughput", *SIM)["tokens_per_drafted_row"] is None
+
+
 def test_a_part_of_the_preset_wastes_less_than_four_percent_of_the_kv_cache(tmp_path: Path) -> None:
     flags = ("--preset", "nano-vllm", "--num-prompts", "4")
     report = figures(tmp_path / "f", "throughput", *WIDE, *flags)

@@ -103,6 +103,7 @@ EXPLANATION: dict[str, Any] = {
         {
             "id": "ab" * 16,
             "state": "done",
+            "drafts": {"drafted": 16, "accepted": 12, "forced": 5},
             "waits": [{"at_ms": 40.0, "ms": 3.0, "why": "no node is ready"}],
             "attempts": [ATTEMPT],
             "attempts_left_out": 0,
@@ -140,6 +141,7 @@ def test_the_text_lists_the_candidates_and_compares_prediction_with_measurement(
         " prefill 2.0 ms; 0 tokens cached, 0 from its host tier, 592 fetched, 8 computed",
         "    at 40.0 ms: ended: link (decode-0)",
         "  at 40.0 ms: waited 3.0 ms: no node is ready",
+        "  12 of 16 drafts right, of which a grammar forced 5",
     ]
 
 

@@ -3,22 +3,25 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import pytest
 
 from baton_engine.core.engine_core import EngineCore
 from baton_engine.interface import TokenOut
+from baton_engine.scheduling.sequence import Sequence as EngineSequence
 from baton_engine.speculation.drafter import Drafter
-from baton_engine.speculation.forced import ForcedTokens
+from baton_engine.speculation.proposer import Proposer
+from baton_protocol.ids import RequestId
 from baton_protocol.sampling import StructuredOutput
 from baton_text.artifacts import byte_artifacts
 from baton_text.grammars.constraints import grammar_of
 from baton_text.grammars.grammars import Grammars
 from baton_text.tokenizer import Tokenizer
-from tests.support.engines.engine_core import Run, drive, make_request, run_all
-from tests.support.engines.landing import sim, watched_sim
-from tests.support.engines.proposers import WRONG, Fixed, Guesses, drafter
+from tests.support.engines.engine_core import Run, drive, make_request, run_all, step_once
+from tests.support.engines.landing import GROUPS, sim, watched_sim
+from tests.support.engines.proposers import WRONG, Fixed, Guesses, drafter, sim_draft_model
 
 EOS = 257
 SCHEMA = {
@@ -56,6 +59,7 @@ def test_right_drafts_save_steps() -> None:
     load = engine.load()
     assert (load.drafted_tokens_total, load.accepted_drafts_total) == (17, 17)
     assert load.generated_tokens_total == 24
+    assert (load.drafted_rows_total, load.accepted_at_1_total, load.drafted_at_3_total) == (6, 6, 5)
 
 
 def test_drafts_count_up_to_the_first_wrong_one() -> None:
@@ -80,7 +84,8 @@ PARAMS: dict[str, dict[str, Any]] = {
     "one token": {"max_tokens": 1},
     "two tokens": {"max_tokens": 2},
 }
-PROPOSERS: dict[str, Sequence[int] | int] = {
+PROPOSERS: dict[str, Sequence[int] | int | None] = {
+    "a second model": None,
     "all right": 10,
     "half right": 5,
     "always wrong": (WRONG,) * 4,
@@ -95,14 +100,68 @@ PROPOSERS: dict[str, Sequence[int] | int] = {
 @pytest.mark.parametrize("drafts", PROPOSERS.values(), ids=PROPOSERS)
 @pytest.mark.parametrize("overlap", [False, True], ids=["", "overlap"])
 def test_no_drafts_change_a_token(
-    params: dict[str, Any], drafts: Sequence[int] | int, overlap: bool
+    params: dict[str, Any], drafts: Sequence[int] | int | None, overlap: bool
 ) -> None:
     alone = run_of(sim(eos_every=9), **params)
-    proposer = Guesses(alone.all_ids(), drafts) if isinstance(drafts, int) else Fixed(drafts)
+    proposer: Proposer
+    if drafts is None:
+        proposer = sim_draft_model(eos_every=9)
+    else:
+        proposer = Guesses(alone.all_ids(), drafts) if isinstance(drafts, int) else Fixed(drafts)
     engine = drafting(drafter(proposer), eos_every=9, overlap=overlap)
     run = run_of(engine, **params)
     assert by_choice(run) == by_choice(alone)
     assert engine.load().free_blocks == engine.info.num_blocks
+
+
+FEW = {
+    "num_blocks": 17,
+    "max_model_len": 40,
+}  # blocks of four sequences, but not of all their tokens
+SECOND: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
+    "alike": ({}, {}),
+    "the target's blocks are short": (FEW, {}),
+    "its own blocks are short": ({}, FEW),
+    "it computes 12 tokens at a time": ({}, {"budget": 12}),
+    "two groups of layers": ({"groups": GROUPS[2]}, {"groups": GROUPS[2]}),
+    "it knows shorter sequences": ({}, {"max_model_len": 25}),
+}
+
+
+@pytest.mark.parametrize(("first", "second"), SECOND.values(), ids=SECOND)
+def test_drafts_of_the_same_model_are_right_because_their_kv_is(
+    first: dict[str, Any], second: dict[str, Any]
+) -> None:
+    """Whatever happens to the KV of either model: a simulated token depends on all of it."""
+    requests = [
+        make_request(name, length, max_tokens=14, temperature=1.0, seed=length, n=choices)
+        for name, length, choices in (("a", 9, 1), ("b", 16, 2), ("c", 22, 1), ("d", 22, 1))
+    ]
+    alone = run_all(sim(**first), requests)
+    model = sim_draft_model(**second)
+    engine = drafting(drafter(model), **first)
+    run = run_all(engine, requests)
+    assert run.all_ids() == alone.all_ids()
+    load = engine.load()
+    assert load.drafted_tokens_total == load.accepted_drafts_total > 0
+    assert (load.preemptions_total > 0) == (first is FEW)
+    model.kv.check_integrity()
+    assert model.kv.num_free == model.kv.num_blocks
+
+
+def test_an_ended_choice_gives_the_blocks_of_a_second_model_back() -> None:
+    model = sim_draft_model()
+    engine = drafting(drafter(model))
+    for name in "abc":
+        engine.submit(make_request(name, 9, max_tokens=20, n=2))
+    for _ in range(4):
+        engine.step()
+    held = model.kv.num_blocks - model.kv.num_free
+    engine.finish_choice(RequestId("a"), 1)
+    engine.abort(RequestId("b"))
+    assert model.kv.num_blocks - model.kv.num_free < held
+    drive(engine)
+    assert model.kv.num_free == model.kv.num_blocks
 
 
 def test_drafts_never_preempt() -> None:
@@ -136,6 +195,47 @@ def test_a_resumed_answer_reports_the_progress_of_its_tokens() -> None:
     assert run.progress[-1].computed == 9 + 4
 
 
+@dataclass
+class LateGuesses:
+    """The known answer, from some number of outputs on; nothing before. Counts its calls."""
+
+    answer: Sequence[int]
+    begins_at: int
+    asked: int = 0
+
+    def propose(
+        self, sequences: Sequence[EngineSequence], most: Sequence[int]
+    ) -> list[Sequence[int]]:
+        self.asked += len(sequences)
+        return [
+            self.answer[sequence.num_outputs :][:length]
+            if sequence.num_outputs >= self.begins_at
+            else ()
+            for sequence, length in zip(sequences, most, strict=True)
+        ]
+
+    def forget(self, sequence: EngineSequence) -> None:
+        """Nothing is kept."""
+
+
+def test_with_overlap_a_sequence_without_guesses_is_launched_ahead_until_there_are_some() -> None:
+    request = make_request("a", 9, max_tokens=160)
+    answer = run_all(sim(max_model_len=256), [request]).ids("a")
+    guesses = LateGuesses(answer, begins_at=100)
+    made = Drafter(guesses, 4, 259, overlap=True)
+    engine, _ = watched_sim(made, max_model_len=256, overlap=True)
+    engine.submit(request)
+    run, ahead = Run(), 0
+    while len(run.tokens) < 100:
+        step_once(engine, run)
+        ahead += len(engine._in_flight)
+    assert guesses.asked < 12
+    assert ahead > len(run.steps) - 12
+    drive(engine, into=run)
+    assert run.ids("a") == answer
+    assert engine.load().accepted_drafts_total > 20
+
+
 @pytest.mark.parametrize("overlap", [False, True], ids=["", "overlap"])
 def test_tokens_that_a_grammar_forces_are_drafted(overlap: bool) -> None:
     grammar = grammar_of("json", SCHEMA)
@@ -148,7 +248,7 @@ def test_tokens_that_a_grammar_forces_are_drafted(overlap: bool) -> None:
         engine.submit(request, matcher=grammars.matcher(grammar))
         return drive(engine)
 
-    alone, run = answer(None), answer(drafter(ForcedTokens(), most=8))
+    alone, run = answer(None), answer(drafter(None, most=8))
     assert run.tokens == alone.tokens
     assert b'"temperature_celsius"' in bytes(run.ids("a")[:-1])
     assert len(run.steps) < len(alone.steps) / 2

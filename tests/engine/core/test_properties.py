@@ -6,7 +6,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
-from typing import Any
+from typing import Any, Literal
 
 import msgspec
 from hypothesis import given, settings
@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 
 from baton_engine.core.engine_core import EngineCore
 from baton_engine.interface import Reservation
+from baton_engine.speculation.draft_kv import DraftKV
 from baton_engine.speculation.drafter import Drafter
 from baton_protocol.errors import PromptTooLong
 from baton_protocol.ids import BlockId, RequestId
@@ -29,14 +30,15 @@ from tests.support.engines.landing import (
     sim,
     watched_sim,
 )
-from tests.support.engines.proposers import Guesses, drafter
+from tests.support.engines.proposers import Guesses, drafter, sim_draft_model
 
 MAX_STEPS = 4000
 ACTIONS = ["park", "submit", "step", "step", "abort", "stop", "fail", "unhold"]
 LANDED = st.sets(st.integers(0, 9))  # indexes of the spans that land
 Groups = tuple[KVGroup, ...]
-# How many of 10 drafts are right; None: no drafts.
-RIGHT = st.sampled_from([None, 0, 5, 9, 10])
+# How many of 10 drafts are right; None: no drafts; "model": a second model drafts, with few blocks.
+Right = int | Literal["model"] | None
+RIGHT = st.sampled_from([None, 0, 5, 9, 10, "model"])
 # Blocks per group for a request that is alone: the prompt and 20 tokens of each of 3 choices.
 BLOCKS_ALONE = 40
 # Blocks of the host tier: none, fewer than a request has, about as many as the pool, and more than
@@ -105,10 +107,29 @@ def ids_alone(
     return ids
 
 
-def drafts_of(
-    answers: Mapping[tuple[str, int], Sequence[int]], right: int | None
-) -> Drafter | None:
-    return None if right is None else drafter(Guesses(answers, right))
+@dataclass(frozen=True)
+class Drafts:
+    """What drafts in an engine, and the KV of a second model."""
+
+    drafter: Drafter | None = None
+    kv: DraftKV | None = None
+
+    @classmethod
+    def of(
+        cls, answers: Mapping[tuple[str, int], Sequence[int]], right: Right, groups: Groups
+    ) -> Drafts:
+        if right is None:
+            return cls()
+        if right == "model":
+            model = sim_draft_model(budget=7, **pool_of(11, groups))
+            return cls(drafter(model), model.kv)
+        return cls(drafter(Guesses(answers, right)))
+
+    def check_ended(self) -> None:
+        """No sequence runs, so the second model holds no blocks."""
+        if self.kv is not None:
+            self.kv.check_integrity()
+            assert self.kv.num_free == self.kv.num_blocks
 
 
 def pool_of(blocks: int, groups: Groups) -> dict[str, Any]:
@@ -137,11 +158,12 @@ def test_ids_do_not_depend_on_the_pool_host_tier_budget_batch_or_overlap(
     seqs: int,
     eos_every: int,
     overlap: bool,
-    right: int | None,
+    right: Right,
 ) -> None:
     answers = ids_alone(wanted, groups=groups, eos_every=eos_every)
+    drafts = Drafts.of(answers, right, groups)
     engine, _ = watched_sim(
-        drafts_of(answers, right),
+        drafts.drafter,
         **pool_of(blocks, groups),
         host_kv_memory=host,
         max_batched_tokens=budget,
@@ -163,6 +185,7 @@ def test_ids_do_not_depend_on_the_pool_host_tier_budget_batch_or_overlap(
             assert len(expected) == len(request.prompt_ids) - 1
     load = engine.load()
     assert (load.running, load.waiting, load.free_blocks) == (0, 0, load.total_blocks)
+    drafts.check_ended()
 
 
 @given(
@@ -182,11 +205,12 @@ def test_a_resumed_request_continues_as_if_undisturbed(
     blocks: int,
     host: int,
     overlap: bool,
-    right: int | None,
+    right: Right,
 ) -> None:
     whole = ids_alone(wanted, groups=groups)
+    drafts = Drafts.of(whole, right, groups)
     engine, _ = watched_sim(
-        drafts_of(whole, right),
+        drafts.drafter,
         **pool_of(blocks, groups),
         host_kv_memory=host,
         max_batched_tokens=9,
@@ -207,6 +231,7 @@ def test_a_resumed_request_continues_as_if_undisturbed(
         assert [*have, *(token.id for token in new)] == ids
         assert [token.offset for token in new] == list(range(len(have), len(ids)))
     assert sorted(run.finished) == sorted(known)
+    drafts.check_ended()
 
 
 @dataclass
@@ -304,14 +329,15 @@ def test_any_order_of_reservations_landings_aborts_and_failures_changes_no_ids(
     blocks: int,
     host: int,
     overlap: bool,
-    right: int | None,
+    right: Right,
     data: st.DataObject,
 ) -> None:
     whole = ids_alone(wanted, groups=groups)
     donor = sim(groups=groups)
     run_all(donor, wanted)
+    drafts = Drafts.of(whole, right, groups)
     engine, runner = watched_sim(
-        drafts_of(whole, right),
+        drafts.drafter,
         **pool_of(blocks, groups),
         host_kv_memory=host,
         max_batched_tokens=8,
@@ -348,6 +374,7 @@ def test_any_order_of_reservations_landings_aborts_and_failures_changes_no_ids(
     loop.settle()
     load = loop.engine.load()
     assert (load.running, load.waiting, load.free_blocks) == (0, 0, load.total_blocks)
+    drafts.check_ended()
     for key, ids in loop.run.all_ids().items():
         if key in loop.stopped:
             assert ids == whole[key][: len(ids)]

@@ -20,12 +20,14 @@ DTYPES = {torch.float32: torch.int32, torch.bfloat16: torch.int16}
 
 
 def rows(dtype: torch.dtype, size: int) -> torch.Tensor:
-    """Rows of all sizes, and such with zeros, infinity and NaN."""
+    """Rows of all sizes, and such with zeros, infinity, NaN, and numbers that are rounded to 128 or
+    almost."""
     noise = torch.Generator().manual_seed(0)
     powers = torch.arange(-150, 128).float()[:, None]
     x = (torch.rand(278, size, generator=noise) * 2 - 1).mul(torch.exp2(powers)).to(dtype)
     x[20], x[21] = 0.0, -0.0
     x[30, 0], x[31, 1], x[32, 2] = torch.inf, -torch.inf, torch.nan
+    x[40, 0], x[40, 1], x[41, 15] = 255.0, -255.0, -254.0
     return x
 
 
@@ -34,7 +36,7 @@ def assert_same_bits(actual: torch.Tensor, expected: torch.Tensor) -> None:
     assert torch.equal(actual.view(word), expected.view(word))
 
 
-@pytest.mark.parametrize("size", [16, 96])
+@pytest.mark.parametrize("size", [48, 64])
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_rows_have_the_bits_of_the_twin(dtype: torch.dtype, size: int) -> None:
     x = rows(dtype, size)

@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 
 from baton_engine.config.families import quantized_online, read_config
 from baton_engine.errors import SettingsError
-from baton_engine.memory.demand import Measured, MemoryBudget, MemoryDemand
+from baton_engine.memory.demand import Measured, MemoryBudget, MemoryDemand, SecondDemand
 from baton_engine.memory.estimate import (
     SPARE_BYTES,
     activation_bytes,
@@ -32,7 +32,7 @@ from baton_engine.memory.remedies import remedies
 from baton_engine.memory.requirements import batched_tokens
 from baton_protocol.layout import KVGroup
 from baton_protocol.policies import Quantization
-from tests.support.engines.demands import GIB, config_of, demand_of
+from tests.support.engines.demands import GIB, config_of, demand_of, kv_layout
 
 ROOT = Path(__file__).resolve().parents[3]
 GPU = MemoryBudget(total=80 * GIB, others=GIB, share=0.9)
@@ -72,6 +72,17 @@ def demands(draw: st.DrawFn) -> MemoryDemand:
         share = -(-config.num_layers // len(windows))
         groups = tuple(KVGroup(tuple(range(share)), window) for window in windows)
         demand = replace(demand, layout=msgspec.structs.replace(demand.layout, groups=groups))
+    if draw(st.booleans()):
+        smaller = config_of(num_layers=draw(st.sampled_from([1, 40])), tied=True)
+        layout = kv_layout(
+            layers=smaller.num_layers,
+            heads=smaller.num_kv_heads,
+            dim=smaller.head_dim,
+            block=demand.layout.block_size,
+            dtype=demand.layout.dtype,
+            groups=draw(st.sampled_from([(), (KVGroup((0,)), KVGroup((1,), 512))])),
+        )
+        demand = replace(demand, second=SecondDemand(config=smaller, layout=layout))
     room = config.max_positions
     if demand.pool_blocks is not None:
         room = min(room, demand.layout.tokens_in(demand.pool_blocks))
@@ -86,16 +97,25 @@ def rooms(draw: st.DrawFn) -> MemoryBudget:
     return MemoryBudget(total=total, others=others, share=draw(st.sampled_from([0.5, 0.9, 1.0])))
 
 
+def kept_in(demand: MemoryDemand, dtype: str) -> MemoryDemand:
+    """The demand with KV in this dtype."""
+    layout, second = demand.layout.in_dtype(dtype), demand.second
+    if second is not None:
+        second = replace(second, layout=second.layout.in_dtype(dtype))
+    return replace(demand, layout=layout, second=second)
+
+
 def apply_advice(
     advice: str, demand: MemoryDemand, room: MemoryBudget
 ) -> tuple[MemoryDemand, MemoryBudget]:
     """The demand and the budget after a user follows this advice."""
     flag, _, value = advice.partition(" ")
     if flag == "--dtype":
-        layout = msgspec.structs.replace(demand.layout, dtype=value)
-        return replace(demand, layout=layout), room
+        return replace(kept_in(demand, value), dtype=value), room
     if flag == "--kv-cache-dtype":
-        return replace(demand, layout=demand.layout.in_dtype(value)), room
+        return kept_in(demand, value), room
+    if flag == "--speculative-config":
+        return replace(demand, second=None), room
     if flag == "--quantization":
         config = quantized_online(demand.config, cast(Quantization, value))
         return replace(demand, config=config), room

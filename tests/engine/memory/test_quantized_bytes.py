@@ -11,7 +11,7 @@ import torch
 
 from baton_engine.config.families import quantized_online, read_config
 from baton_engine.config.model_config import ModelConfig
-from baton_engine.config.quantization.scheme import ORDER_BYTES
+from baton_engine.config.quantization.scheme import ORDER_BYTES, SCALE_BYTES
 from baton_engine.layers.experts import Experts, LoadedExperts, QuantizedExperts
 from baton_engine.layers.linear_method import LinearMethod, packed_methods
 from baton_engine.layers.ops import TorchOps
@@ -77,6 +77,23 @@ def test_weights_that_are_quantized_while_they_are_loaded_take_the_estimated_byt
 ) -> None:
     config = quantized_online(read_config(tiny_model(model)), quantization)
     assert quantized_part(config) == taken(config)
+
+
+@pytest.mark.parametrize("quantization", ["fp8", "int8", "int4"])
+@pytest.mark.parametrize("model", ["qwen3-gqa2", "llama-gqa2-tied"])
+def test_a_model_that_drafts_has_a_head_in_8_bits(
+    model: str, quantization: Quantization, tiny_model: Callable[[str], Path]
+) -> None:
+    config = quantized_online(read_config(tiny_model(model)), quantization, drafts=True)
+    assert config.quantization is not None
+    head = config.quantization.scheme_of("lm_head")
+    assert head is not None
+    numbers, size = quantized_part(config)
+    if config.tied:  # the embedding stays plain, beside the head
+        numbers += config.vocab_size * config.hidden_size
+        size += head.weight_bytes(config.vocab_size, config.hidden_size)
+    assert (numbers, size) == taken(config)
+    assert head.weight_bytes(1, 4) == 4 + SCALE_BYTES
 
 
 @pytest.mark.parametrize(

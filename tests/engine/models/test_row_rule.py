@@ -18,7 +18,14 @@ from baton_engine.attention.exact.row_rule import (
     with_rule,
 )
 from baton_engine.errors import SettingsError
-from baton_engine.layers.linear_method import HEAD, PACKED_HEAD, LinearMethod, packed_product
+from baton_engine.layers.linear_method import (
+    HEAD,
+    PACKED_HEAD,
+    LinearMethod,
+    multiplies_by_kernel,
+    packed_methods,
+    packed_product,
+)
 from baton_engine.layers.quantization.quantized_weight import Weight
 from tests.support.engines.torch_engines import small_engine
 
@@ -67,6 +74,21 @@ def test_a_row_of_a_packed_product_has_the_same_bits_beside_any_number_of_rows(
     x_TI = random_weight(50, shape[1], dtype)
     expected = torch.nn.functional.linear(x_TI, weight_OI, bias_O)
     torch.testing.assert_close(exact(x_TI), expected, rtol=1e-2, atol=1e-3)
+
+
+@pytest.mark.parametrize("shape", SHAPES.values(), ids=SHAPES)
+def test_a_bfloat16_layer_with_a_method_for_any_rows_needs_no_rule(shape: tuple[int, int]) -> None:
+    """The kernel, on CPUs that have one."""
+    weight_OI = random_weight(*shape, torch.bfloat16)
+    x_TI = random_weight(50, shape[1], torch.bfloat16)
+    method = packed_methods("model.layers.0.mlp.up_proj", weight_OI)
+    assert method.any_rows == multiplies_by_kernel(weight_OI)
+    for bias_O in (None, weight_OI[:, 0].clone()):
+        product = method.product(weight_OI, bias_O)
+        expected = torch.nn.functional.linear(x_TI, weight_OI, bias_O)
+        torch.testing.assert_close(product(x_TI), expected, rtol=1e-2, atol=1e-3)
+        if method.any_rows:
+            check_exact(product, shape[1], torch.bfloat16)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])

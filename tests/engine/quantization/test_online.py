@@ -19,7 +19,6 @@ from baton_engine.config.families import quantized_online, read_config
 from baton_engine.config.quantization.online import SCHEMES
 from baton_engine.errors import UnsupportedModel
 from baton_engine.layers.quantization import online
-from baton_engine.layers.quantization.online import empty_weight, quantize_into
 from baton_engine.layers.quantization.quantized_weight import QuantizedWeight, dequantized
 from baton_engine.weights.safetensors_files import SINGLE_NAME
 from baton_protocol.policies import Quantization
@@ -32,11 +31,7 @@ CHOICES: Sequence[Quantization] = ("fp8", "int8", "int4")
 
 
 def quantized(plain_OI: torch.Tensor, quantization: Quantization) -> QuantizedWeight:
-    weight = empty_weight(
-        SCHEMES[quantization], len(plain_OI), plain_OI.shape[1], torch.device("cpu")
-    )
-    quantize_into(weight, plain_OI)
-    return weight
+    return online.quantized(plain_OI, SCHEMES[quantization])
 
 
 @pytest.mark.parametrize("quantization", CHOICES)

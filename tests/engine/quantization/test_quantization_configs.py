@@ -55,6 +55,10 @@ def float_with(part: str, **changes: Any) -> Json:
     return groups_with(part, layout="w8a8 float", **changes)
 
 
+FLOATS: Json = {"type": "float", "num_bits": 8, "strategy": "tensor", "dynamic": False}
+INTEGERS: Json = {**FLOATS, "type": "int"}
+
+
 def fields_of(values: Any, path: Field = ()) -> Iterator[tuple[Field, Any]]:
     for key, value in values.items():
         yield (*path, key), value
@@ -134,7 +138,7 @@ def test_an_unknown_method_is_refused_with_those_that_are_supported(method: str 
         (with_changes("auto-round gptq", data_type="mx_fp"), "data_type 'mx_fp' .* int"),
         (with_changes("auto-round gptq", act_bits=8), "act_bits 8"),
         (with_changes("auto-round gptq", rotation_config={"a": 1}), "rotation_config"),
-        (with_changes("w8a8", kv_cache_scheme={"num_bits": 8}), "kv_cache_scheme"),
+        (with_changes("w8a8", kv_cache_scheme={"num_bits": 4}), "kv_cache_scheme .* num_bits 8"),
         (with_changes("w8a8", sparsity_config={"format": "sparse-24-bitmask"}), "sparsity_config"),
         (with_changes("w8a8", transform_config={"config_groups": {"a": {}}}), "transform_config"),
         (with_changes("w8a8", quantization_status="calibration"), "quantization_status .*frozen"),
@@ -151,13 +155,17 @@ def test_an_unknown_method_is_refused_with_those_that_are_supported(method: str 
         (with_changes("bitsandbytes nf4", bnb_4bit_quant_storage="bfloat16"), "supported: uint8"),
         (with_changes("bitsandbytes int8", llm_int8_has_fp16_weight=True), "fp16_weight True"),
         (with_changes("modelopt fp8", quant_algo="INT4_AWQ"), "quant_algo 'INT4_AWQ' .* NVFP4"),
-        (with_changes("modelopt fp8", kv_cache_scheme={"num_bits": 8}), "kv_cache_scheme"),
+        (with_changes("modelopt fp8", kv_cache_quant_algo="NVFP4"), "'NVFP4' .* FP8, INT8"),
+        (
+            with_changes("modelopt fp8", kv_cache_quant_algo="FP8", kv_cache_scheme=INTEGERS),
+            "kv_cache_quant_algo 'FP8' .* that of kv_cache_scheme",
+        ),
         (with_changes("fp8 block", fmt="e5m2"), "fp8 with fmt 'e5m2' .* supported: e4m3"),
         (with_changes("fp8 block", activation_scheme="static"), "dynamic with weight_block_size"),
         (with_changes("fp8 block", weight_block_size=[128]), "weight_block_size .* two integers"),
         (with_changes("fp8 block", expert_dtype="fp4"), "expert_dtype 'fp4' .* fp8"),
         (with_changes("fp8 tensor", activation_scheme="none"), "activation_scheme 'none'"),
-        (with_changes("fp8 tensor", kv_cache_scheme="static"), "kv_cache_scheme 'static'"),
+        (with_changes("fp8 tensor", kv_cache_scheme="other"), "kv_cache_scheme is 'other'"),
         (with_changes("fp8 tensor", ignored_layers=["("]), "ignored_layers .* no regular"),
         (groups_with("weights", actorder="other"), "actorder is 'other'"),
         (groups_with("input_activations", symmetric=False), "symmetric false"),
@@ -180,6 +188,22 @@ def test_what_is_not_supported_is_refused_by_name(config: Json, message: str) ->
 )
 def test_harmless_fields_of_older_versions_are_read(changes: Json) -> None:
     assert read(with_changes("w8a8", **changes)) == read(LAYOUTS["w8a8"].config)
+
+
+@pytest.mark.parametrize(
+    ("config", "kv_cache"),
+    [
+        (with_changes("w8a8", kv_cache_scheme=FLOATS), "fp8"),
+        (with_changes("w8a8", kv_cache_scheme=INTEGERS), "int8"),
+        (with_changes("w8a8", config_groups={}, kv_cache_scheme=FLOATS), "fp8"),
+        (with_changes("modelopt fp8", kv_cache_quant_algo="FP8"), "fp8"),
+        (with_changes("modelopt fp8", kv_cache_scheme=FLOATS, kv_cache_quant_algo="FP8"), "fp8"),
+        (with_changes("fp8 tensor", kv_cache_scheme="static"), "fp8"),
+        (with_changes("fp8 tensor", kv_cache_scheme=None), "auto"),
+    ],
+)
+def test_kv_for_which_a_checkpoint_is_made(config: Json, kv_cache: str) -> None:
+    assert read(config).kv_cache == kv_cache
 
 
 @pytest.mark.parametrize(

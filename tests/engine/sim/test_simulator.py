@@ -459,6 +459,10 @@ def test_the_maximum_length_is_at_most_the_size_of_the_pool() -> None:
         ({"head_dim": 3}, "sim head_dim is 3; in float32 it must be a multiple of 2"),
         ({"end_id": 300}, r"sim says ids in \[32, 300\); they must be within \[0, 259\)"),
         ({"first_id": 127}, "sim says ids in"),
+        (
+            {"speculative_config": '{"method": "draft_model", "model": "/m"}'},
+            "the simulated engine has no weights for draft_model; use ngram, suffix or grammar",
+        ),
     ],
 )
 def test_errors_for_invalid_sim_settings_name_them(changes: dict[str, Any], message: str) -> None:

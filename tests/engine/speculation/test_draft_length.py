@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from baton_engine.scheduling.acceptance import LEAST_PAUSE, Acceptance
+from baton_engine.scheduling.acceptance import LEAST_PAUSE, PATIENCE, Acceptance
 from baton_engine.speculation.step_cost import StepCost
 
 
@@ -36,6 +36,26 @@ def test_wrong_drafts_pause_and_are_tried_again() -> None:
     acceptance.note(1, 0)
     assert acceptance.length(8, 0.3, known=100 + LEAST_PAUSE + 2) == 0
     assert acceptance.length(8, 0.3, known=100 + 2 * LEAST_PAUSE + 2) == 0  # twice as long a pause
+
+
+def test_tokens_that_a_grammar_forces_say_nothing_about_guesses() -> None:
+    acceptance = after(20, 4, 2)
+    rate, acceptance.forced = acceptance.rate, True
+    acceptance.note(8, 8)
+    assert acceptance.rate == rate
+    assert (acceptance.drafted, acceptance.accepted) == (88, 48)
+
+
+def test_sequences_without_a_guess_pause_longer_and_longer() -> None:
+    acceptance, known, pauses = Acceptance(), 100, []
+    for _ in range(PATIENCE + 4):
+        acceptance.note_no_guess(known)
+        pauses.append(max(0, acceptance.resumes_at - known))
+        known = max(known + 1, acceptance.resumes_at)
+    assert pauses == [0] * (PATIENCE - 1) + [8, 16, 32, 32, 32]
+    acceptance.note(4, 4)
+    acceptance.note_no_guess(known)
+    assert acceptance.resumes_at <= known
 
 
 @pytest.mark.parametrize("sequences", [1, 8])

@@ -5,7 +5,12 @@ from collections.abc import Sequence
 import numpy as np
 import pytest
 
-from baton_engine.speculation.lookup import PromptLookup, SuffixLookup
+from baton_engine.scheduling.sequence import BlockNaming, RequestState, Submission
+from baton_engine.scheduling.sequence import Sequence as EngineSequence
+from baton_engine.speculation.lookup import PromptLookup, SuffixLookup, TokenArrays
+from baton_protocol.ids import BlockHash
+from tests.support.engines.demands import kv_layout
+from tests.support.engines.engine_core import make_request
 
 
 @pytest.mark.parametrize(
@@ -19,6 +24,7 @@ from baton_engine.speculation.lookup import PromptLookup, SuffixLookup
         ([7, 3, 8, 3], 2, []),  # one equal token is fewer than 2
         ([3, 3, 3, 3], 2, [3]),
         ([4], 2, []),
+        ([1, 2, 3, 4, 5, 1, 2, 3], 3, [4, 5, 1]),
     ],
 )
 def test_prompt_lookup(tokens: Sequence[int], most: int, drafts: Sequence[int]) -> None:
@@ -39,6 +45,19 @@ def test_prompt_lookup(tokens: Sequence[int], most: int, drafts: Sequence[int]) 
 def test_suffix_lookup(tokens: Sequence[int], most: int, drafts: Sequence[int]) -> None:
     lookup = SuffixLookup(longest=8, factor=1.0, least_share=0.3)
     assert lookup.after(np.array(tokens, np.int32), most) == drafts
+
+
+def test_the_array_of_a_sequence_grows_with_it_and_is_forgotten() -> None:
+    naming = BlockNaming(BlockHash(bytes(16)), kv_layout(block=4))
+    state = RequestState(
+        make_request("a", [5, 6, 7]), naming, arrival=1, given_hashes=(), submission=Submission()
+    )
+    arrays, sequence = TokenArrays(), EngineSequence(state, 0)
+    for id in range(20):
+        assert arrays.of(sequence).tolist() == sequence.tokens
+        sequence.append_token(id)
+    arrays.forget(sequence)
+    assert arrays.of(sequence).tolist() == sequence.tokens
 
 
 def test_suffix_drafts_end_where_too_few_occurrences_agree() -> None:

@@ -48,6 +48,16 @@ async def test_metrics_have_the_figures_of_the_last_load_and_the_node_s_name() -
     assert values["baton_kv_get_latency_milliseconds", labels] == 0.25
 
 
+async def test_counters_by_position_are_samples_of_one_metric() -> None:
+    values = samples(page(accepted_at_1_total=9, accepted_at_5_total=4))
+    found = {
+        dict(labels)["position"]: value
+        for (name, labels), value in values.items()
+        if name == "baton_accepted_at_position_total"
+    }
+    assert found == {"1": 9, "2": 0, "3": 0, "4": 0, "5-8": 4, "9-": 0}
+
+
 async def test_metrics_have_the_figures_of_each_data_server_by_its_number() -> None:
     healthy = DataInstance(used_bytes=5, limit_bytes=9, evicted_keys=2, get_bytes_per_s=7.0)
     values = samples(page(healthy, DataInstance(trouble="away", get_latency_ms=3.0)))

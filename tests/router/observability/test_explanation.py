@@ -86,11 +86,14 @@ async def test_the_explanation_of_a_split_request_has_both_nodes(
     prefill.script.stats = RequestStats(
         prompt_tokens=9, fetched_tokens=8, fetch_predicted_ms=1.0, compute_predicted_ms=2.0
     )
+    decode.script.stats = RequestStats(drafted_tokens=7, accepted_drafts=5, forced_drafts=2)
     async with pools.running(decode, prefill, handoff="always") as client:
         _, _, request_id = await complete(client)
         explanation = await pools.explanation_of(client, request_id)
         assert await client.figure('baton_router_prediction_error_seconds_count{way="split"}') == 1
-    (attempt,) = explanation["requests"][0]["attempts"]
+    (request,) = explanation["requests"]
+    assert request["drafts"] == {"drafted": 7, "accepted": 5, "forced": 2}
+    (attempt,) = request["attempts"]
     assert (attempt["prefill"], attempt["decode"]) == ("prefill-0", "decode-0")
     assert [figures["node"] for figures in attempt["measured"]] == ["prefill-0", "decode-0"]
     assert attempt["fetch_or_compute"]["did"] == "fetched"

@@ -75,8 +75,9 @@ class Cluster:
     """`with Cluster(2, 2) as cluster:`.
 
     `store` is True for its own store with one data server, False for none, or a store that the
-    cluster starts and stops. With `static`, the router also gets a list of its nodes. Of several
-    `routers`, the first is the default. Requests for /pool carry the headers `asking`.
+    cluster starts and stops. `own_flags` are those of single nodes, by name. With `static`, the
+    router also gets a list of its nodes. Of several `routers`, the first is the default. Requests
+    for /pool carry the headers `asking`.
     """
 
     def __init__(
@@ -87,6 +88,7 @@ class Cluster:
         flags: Sequence[str] = SIM,
         prefill_flags: Sequence[str] = (),
         decode_flags: Sequence[str] = (),
+        own_flags: Mapping[str, Sequence[str]] | None = None,
         router_flags: Sequence[str] = (),
         store: bool | FaultyStore = True,
         static: bool = False,
@@ -109,7 +111,7 @@ class Cluster:
             "decode": ["decode", *flags, *decode_flags, *store_flags],
         }
         self.nodes = {
-            name: self._node(name, self._arguments[role])
+            name: self._node(name, [*self._arguments[role], *(own_flags or {}).get(name, ())])
             for role, count in (("prefill", prefill), ("decode", decode))
             for name in (f"{role}-{number}" for number in range(count))
         }

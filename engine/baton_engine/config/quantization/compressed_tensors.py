@@ -12,6 +12,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from baton_engine.config.config_json import ConfigFields, shown
+from baton_engine.config.quantization.kv_cache import read_kv_cache
 from baton_engine.config.quantization.patterns import ANY, REGEX, name_patterns
 from baton_engine.config.quantization.refusals import FILE
 from baton_engine.config.quantization.scheme import Numbers, QuantizationConfig, WeightScheme
@@ -56,7 +57,6 @@ STRATEGIES: Mapping[Numbers, tuple[str, ...]] = {
 }
 # Keys that change the model, and the values that do not.
 HARMLESS: Mapping[str, tuple[Any, ...]] = {
-    "kv_cache_scheme": (None,),
     "sparsity_config": (None, {}),
     "moe_sparsity_config": (None, {}),
     "transform_config": (None, {}),
@@ -75,7 +75,8 @@ def read(values: Mapping[str, Any]) -> QuantizationConfig:
         for name, group in fields.part("config_groups").items()
         for target, scheme in _targets(fields, name, group)
     ]
-    if not targets:
+    kv_cache = read_kv_cache(values, METHOD)
+    if not targets and kv_cache == "auto":
         raise fields.wrong("config_groups", values.get("config_groups"), "at least one group")
     names = fields.texts("ignore") or []
     ignored = name_patterns([name for name in names if name.startswith(REGEX)], "ignore")
@@ -101,6 +102,7 @@ def read(values: Mapping[str, Any]) -> QuantizationConfig:
         schemes=(*schemes, *classes),
         ignored=ignored,
         named=tuple(named.items()),
+        kv_cache=kv_cache,
     )
 
 

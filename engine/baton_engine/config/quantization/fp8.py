@@ -11,6 +11,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from baton_engine.config.config_json import ConfigFields
+from baton_engine.config.quantization.kv_cache import read_kv_cache
 from baton_engine.config.quantization.patterns import ANY, HEAD, ROUTERS, module_patterns
 from baton_engine.config.quantization.refusals import FILE, refused
 from baton_engine.config.quantization.scheme import QuantizationConfig, WeightScheme
@@ -24,7 +25,6 @@ IGNORED = ("modules_to_not_convert", "ignored_layers")
 # Keys that change the model, and the values that do not.
 HARMLESS: Mapping[str, tuple[Any, ...]] = {
     "expert_dtype": (None, "fp8"),
-    "kv_cache_scheme": (None,),
     "modules_to_convert": (None, []),
 }
 
@@ -56,6 +56,7 @@ def read(values: Mapping[str, Any]) -> QuantizationConfig:
         ignored=tuple(
             pattern for key in IGNORED for pattern in module_patterns(fields.texts(key) or [], key)
         ),
+        kv_cache=read_kv_cache(values, METHOD),
     )
 
 

@@ -10,6 +10,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from baton_engine.config.config_json import ConfigFields
+from baton_engine.config.quantization.kv_cache import read_kv_cache
 from baton_engine.config.quantization.patterns import ANY
 from baton_engine.config.quantization.refusals import FILE, refused
 from baton_engine.config.quantization.scheme import QuantizationConfig, WeightScheme
@@ -30,14 +31,12 @@ def read(values: Mapping[str, Any]) -> QuantizationConfig:
     algorithm = fields.text("quant_algo")
     if algorithm not in SCHEMES:
         raise refused(METHOD, "quant_algo", algorithm, ", ".join(map(str, SCHEMES)))
-    for key in ("kv_cache_scheme", "kv_cache_quant_algo"):
-        if values.get(key) is not None:
-            raise refused(METHOD, key, values[key], "null")
     names = [name for key in IGNORED for name in fields.texts(key) or []]
     return QuantizationConfig(
         method=METHOD,
         schemes=((ANY, SCHEMES[algorithm]),),
         ignored=tuple(_pattern(name) for name in names),
+        kv_cache=read_kv_cache(values, METHOD),
     )
 
 

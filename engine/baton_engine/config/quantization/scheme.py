@@ -8,6 +8,8 @@ from dataclasses import dataclass, field
 from functools import lru_cache
 from typing import Literal
 
+from baton_protocol.policies import KVCacheDType
+
 # What the codes of a weight mean. int4 and int8 are signed integers; fp8 is E4M3, fp4 is E2M1, and
 # nf4 has the 16 quantiles of a normal distribution that bitsandbytes uses.
 Numbers = Literal["int4", "int8", "fp8", "fp4", "nf4"]
@@ -56,13 +58,16 @@ class QuantizationConfig:
     name is that of its checkpoint tensors without the last part. It may be among `named`. If it is
     not, and no regular expression of `ignored` matches the whole name, the first of `schemes` that
     matches applies. Embeddings have a scheme of their own, and so does the head that is tied to
-    them. `method` is the name for users."""
+    them; with `tied_head`, that head multiplies a quantized copy of a plain embedding. `kv_cache`
+    is what --kv-cache-dtype auto stands for. `method` is the name for users."""
 
     method: str
     schemes: tuple[tuple[str, WeightScheme | None], ...]
     ignored: tuple[str, ...] = ()
     named: tuple[tuple[str, WeightScheme | None], ...] = ()
     embedding: WeightScheme | None = None
+    kv_cache: KVCacheDType = "auto"
+    tied_head: WeightScheme | None = None
     # Checkpoints may name thousands of layers.
     _by_name: Mapping[str, WeightScheme | None] = field(init=False, repr=False, compare=False)
 

@@ -94,6 +94,14 @@ def empty_weight(
     )
 
 
+def quantized(plain_OI: torch.Tensor, scheme: WeightScheme) -> QuantizedWeight:
+    """A quantized copy of a plain weight, on its device."""
+    outputs, inputs = plain_OI.shape
+    weight = empty_weight(scheme, outputs, inputs, plain_OI.device)
+    quantize_into(weight, plain_OI)
+    return weight
+
+
 def quantize_into(weight: QuantizedWeight, plain_OI: torch.Tensor) -> None:
     """Quantize plain numbers of any dtype on any device into `weight`."""
     step = max(1, AT_ONCE // weight.inputs)

@@ -1,7 +1,7 @@
 """GGUF files of tiny models, written with the package gguf, which also says what their numbers are.
 
-Blocks of quantized tensors have random codes and scales: no quantizer is needed. Names of tensors
-come from the package's own table.
+Blocks of quantized tensors of tiny models have random codes and scales. Names of tensors come from
+the package's own table.
 
 Shapes: O and I a linear's output and input size, E experts, R rows.
 """
@@ -13,7 +13,8 @@ import json
 import os
 import shutil
 import tempfile
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +25,7 @@ import torch
 from gguf.quants import dequantize
 from safetensors.torch import load_file, save_file
 
+from tests.support.engines.quantized.gguf_rounding import rounded_blocks, type_for
 from tests.support.engines.quantized.quantized_models import WEIGHTS, QuantizedModel
 from tests.support.engines.tiny_models import CACHE, make_tiny_model
 
@@ -32,6 +34,8 @@ FILE = "model.gguf"
 Raw = npt.NDArray[np.uint8]
 # Type of blocks -> the places of their float16 numbers, and the value of the second one per value
 # of the first that gives numbers of both signs.
+# A tensor's type, numbers [R, I] and name -> its blocks.
+Blocks = Callable[[str, torch.Tensor, str], Raw]
 FLOATS: Mapping[str, tuple[int, int | None, float]] = {
     "Q2_K": (80, 82, 1.5),
     "Q3_K": (108, None, 0.0),
@@ -47,6 +51,10 @@ FLOATS: Mapping[str, tuple[int, int | None, float]] = {
 # The type of most tensors of a file, and those of others by the ends of their names.
 MIXES: Mapping[str, tuple[str, Mapping[str, str]]] = {
     **{kind: (kind, {}) for kind in (*FLOATS, "F16", "BF16", "F32")},
+    **{
+        f"{kind}, embedding in Q8_0": (kind, {"token_embd.weight": "Q8_0"})
+        for kind in ("Q4_0", "Q4_K", "Q6_K", "Q8_0")
+    },
     "demo": ("Q4_1", {"token_embd.weight": "Q8_0"}),
     # As llama.cpp mixes types, and all that have blocks of 256 inputs.
     "Q4_K_M": (
@@ -62,6 +70,16 @@ MIXES: Mapping[str, tuple[str, Mapping[str, str]]] = {
         {"token_embd.weight": "F16", "output.weight": "BF16", "attn_k.weight": "F32"},
     ),
 }
+
+
+@dataclass(frozen=True)
+class Writing:
+    """How tensors become those of a file."""
+
+    mix: str
+    blocks: Blocks
+
+
 EXPERT_PARTS: Mapping[str, str] = {
     **{"gate_proj": "ffn_gate_exps", "up_proj": "ffn_up_exps", "down_proj": "ffn_down_exps"},
     **{"w1": "ffn_gate_exps", "w3": "ffn_up_exps", "w2": "ffn_down_exps"},
@@ -76,7 +94,9 @@ def make_gguf(model: str, mix: str, root: Path = CACHE) -> QuantizedModel:
     place = root / f"{key}-gguf-{mix.replace(' ', '-')}"
     if not place.is_dir():
         draft = Path(tempfile.mkdtemp(dir=root, prefix=".draft-"))
-        _write(source, draft, mix)
+        plain = write_gguf(source, draft / FILE, mix, _random)
+        shutil.copytree(source, draft / "plain", ignore=shutil.ignore_patterns(".*", WEIGHTS))
+        save_file(plain, draft / "plain" / WEIGHTS)
         try:
             os.rename(draft, place)
         except OSError:
@@ -84,6 +104,17 @@ def make_gguf(model: str, mix: str, root: Path = CACHE) -> QuantizedModel:
             if not place.is_dir():  # otherwise another process was faster
                 raise
     return QuantizedModel(place / FILE, place / "plain")
+
+
+def _random(kind: str, x_RI: torch.Tensor, name: str) -> Raw:
+    seed = int(hashlib.sha256(name.encode()).hexdigest()[:8], 16)
+    rows, inputs = x_RI.shape
+    return random_blocks(kind, rows, inputs, float(x_RI.std()), seed)
+
+
+def nearest(kind: str, x_RI: torch.Tensor, name: str) -> Raw:
+    """The blocks whose numbers are the nearest."""
+    return rounded_blocks(kind, x_RI.numpy())
 
 
 def random_blocks(kind: str, rows: int, inputs: int, std: float, seed: int) -> Raw:
@@ -111,21 +142,23 @@ def numbers_of_blocks(kind: str, raw: Raw) -> npt.NDArray[np.float32]:
     return numbers
 
 
-def _write(source: Path, draft: Path, mix: str) -> None:
+def write_gguf(source: Path, file: Path, mix: str, blocks: Blocks) -> dict[str, torch.Tensor]:
+    """Write the model of a folder with types of MIXES. Returns its numbers as tensors of a plain
+    folder."""
     config = json.loads((source / "config.json").read_text())
     architecture = config["model_type"].replace("_", "")
     if architecture == "mixtral":
         architecture = "llama"
-    writer = gguf.GGUFWriter(draft / FILE, architecture)
+    writer = gguf.GGUFWriter(file, architecture)
     _add_config(writer, config)
     _add_tokenizer(writer, source, config)
-    plain = _add_tensors(writer, load_file(source / WEIGHTS), config, architecture, mix)
+    tensors = load_file(source / WEIGHTS)
+    plain = _add_tensors(writer, tensors, config, architecture, Writing(mix, blocks))
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
     writer.write_tensors_to_file()
     writer.close()
-    shutil.copytree(source, draft / "plain", ignore=shutil.ignore_patterns(".*", WEIGHTS))
-    save_file(plain, draft / "plain" / WEIGHTS)
+    return plain
 
 
 def _add_config(writer: Any, config: Mapping[str, Any]) -> None:
@@ -179,18 +212,23 @@ def _add_tokenizer(writer: Any, source: Path, config: Mapping[str, Any]) -> None
     ]
     control, normal = gguf.TokenType.CONTROL, gguf.TokenType.NORMAL
     writer.add_tokenizer_model("gpt2")
-    writer.add_tokenizer_pre("gpt-2")
+    writer.add_tokenizer_pre("smollm" if "Digits" in str(tokenizer["pre_tokenizer"]) else "gpt-2")
     writer.add_token_list(tokens)
     writer.add_token_types(
         [control if index in special else normal for index in range(len(tokens))]
     )
     writer.add_token_merges(merges)
     writer.add_bos_token_id(config["bos_token_id"])
-    first, second = config["eos_token_id"]
+    ends = config["eos_token_id"]
+    first, *others = ends if isinstance(ends, list) else [ends]
     writer.add_eos_token_id(first)
-    writer.add_eot_token_id(second)
+    for other in others:
+        writer.add_eot_token_id(other)
     writer.add_pad_token_id(config["pad_token_id"])
-    writer.add_chat_template(settings["chat_template"])
+    template = source / "chat_template.jinja"
+    writer.add_chat_template(
+        template.read_text() if template.exists() else settings["chat_template"]
+    )
 
 
 def _add_tensors(
@@ -198,7 +236,7 @@ def _add_tensors(
     tensors: Mapping[str, torch.Tensor],
     config: Mapping[str, Any],
     architecture: str,
-    mix: str,
+    writing: Writing,
 ) -> dict[str, torch.Tensor]:
     """Returns the same numbers as tensors of a plain folder."""
     arch = next(key for key, name in gguf.MODEL_ARCH_NAMES.items() if name == architecture)
@@ -215,13 +253,13 @@ def _add_tensors(
         order = _order(name, tensor, config) if architecture == "llama" else None
         if order is not None:
             back = np.argsort(order)
-            plain[name] = _add(writer, place, tensor[order], mix)[back].contiguous()
+            plain[name] = _add(writer, place, tensor[order], writing)[back].contiguous()
         elif name.endswith("shared_expert_gate.weight"):
-            plain[name] = _add(writer, place, tensor[0], mix)[None]
+            plain[name] = _add(writer, place, tensor[0], writing)[None]
         else:
-            plain[name] = _add(writer, place, tensor, mix)
+            plain[name] = _add(writer, place, tensor, writing)
     for place, each in experts.items():
-        stacked = _add(writer, place, torch.stack([tensors[name] for name in each]), mix)
+        stacked = _add(writer, place, torch.stack([tensors[name] for name in each]), writing)
         plain |= {name: part.contiguous() for name, part in zip(each, stacked, strict=True)}
     return plain
 
@@ -243,17 +281,15 @@ def _order(name: str, tensor: torch.Tensor, config: Mapping[str, Any]) -> Any:
     return np.arange(len(tensor)).reshape(heads, 2, -1).swapaxes(1, 2).flatten()
 
 
-def _add(writer: Any, name: str, tensor: torch.Tensor, mix: str) -> torch.Tensor:
+def _add(writer: Any, name: str, tensor: torch.Tensor, writing: Writing) -> torch.Tensor:
     """Write a tensor in its type; returns its numbers in the file."""
     kind = "F32"
     if tensor.dim() > 1 and not name.endswith("ffn_gate_inp.weight"):
-        most, others = MIXES[mix]
+        most, others = MIXES[writing.mix]
         kind = next((each for end, each in others.items() if name.endswith(end)), most)
     if kind in FLOATS:
-        inputs = tensor.shape[-1]
-        seed = int(hashlib.sha256(name.encode()).hexdigest()[:8], 16)
-        rows = tensor.numel() // inputs
-        raw = random_blocks(kind, rows, inputs, float(tensor.std()), seed)
+        kind = type_for(kind, tensor.shape[-1])
+        raw = writing.blocks(kind, tensor.float().flatten(0, -2), name)
         numbers = numbers_of_blocks(kind, raw)
         shaped = raw.reshape(*tensor.shape[:-1], -1)
         writer.add_tensor(name, shaped, raw_dtype=gguf.GGMLQuantizationType[kind])
@@ -263,6 +299,6 @@ def _add(writer: Any, name: str, tensor: torch.Tensor, mix: str) -> torch.Tensor
         raw_bf16 = rounded.view(torch.uint8).numpy()
         writer.add_tensor(name, raw_bf16, raw_dtype=gguf.GGMLQuantizationType.BF16)
         return rounded.float()
-    values = tensor.contiguous().numpy().astype(np.float16 if kind == "F16" else np.float32)
+    values = tensor.float().contiguous().numpy().astype(np.float16 if kind == "F16" else np.float32)
     writer.add_tensor(name, values)
     return torch.from_numpy(values.astype(np.float32))

@@ -1,0 +1,1 @@
+"""Heads that draft tokens from the target's hidden states: EAGLE, EAGLE-3, MTP and Medusa."""
