@@ -2,8 +2,9 @@
 
 In: a function and its task. Out: nothing; each thread has called the function.
 
-A task is an argument of a kernel: one record of numpy, or a structure of ctypes with the same
-fields, which takes a tenth of the time to fill. Steps of few tokens call many kernels.
+A task is a kernel's argument: a structure of ctypes with the fields of a record of numpy, as which
+the kernel reads it. It takes a tenth of a record's time to fill, and steps of few tokens call many
+kernels.
 
 torch's OpenMP library keeps its threads awake for a while after an operator. Threads of another
 library would compete with them for the same cores, so kernels run on these.
