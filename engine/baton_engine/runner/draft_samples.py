@@ -35,3 +35,13 @@ def sample_drafts(logits_SV: torch.Tensor, samples: Seq[Sample], ops: Ops) -> to
     ]
     draws = draws_of(samples, logits_SV.device)
     return choose(logits_SV, samples, draws, ops.draw, changed=changed, asking={}).ids_S
+
+
+def by_sequence(found: Seq[tuple[Seq[int], torch.Tensor]], count: int) -> list[list[int]]:
+    """The drafts of each of `count` sequences. `found` has, for one position after the other, the
+    places of the sequences that have a draft there, and its ids on the device. Copies once."""
+    ids: list[int] = torch.cat([each for _, each in found]).tolist()
+    drafts: list[list[int]] = [[] for _ in range(count)]
+    for place, id in zip((place for places, _ in found for place in places), ids, strict=True):
+        drafts[place].append(id)
+    return drafts

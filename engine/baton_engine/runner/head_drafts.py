@@ -30,7 +30,7 @@ from baton_engine.kv.kv_pool import TorchMemory
 from baton_engine.kv.staging import stage
 from baton_engine.layers.ops import Ops
 from baton_engine.models.heads.head import Head
-from baton_engine.runner.draft_samples import draft_sample, sample_drafts
+from baton_engine.runner.draft_samples import by_sequence, draft_sample, sample_drafts
 from baton_engine.runner.input_batch import InputBatch, StepInput
 from baton_engine.runner.input_buffers import to_device
 from baton_engine.runner.int_arrays import NONE, Ints
@@ -76,15 +76,6 @@ class HeadRow:
 
     row: Row
     first: int
-
-
-@dataclass(frozen=True, slots=True)
-class HeadStep:
-    """What the last token of each row of a step gives, in the order of the call: the input of
-    logits, and the states for the next token."""
-
-    hidden_RD: torch.Tensor
-    next_RD: torch.Tensor
 
 
 class HeadDrafts:
@@ -293,35 +284,34 @@ class HeadDrafts:
         self, sequences: Seq[Sequence], most: Seq[int], rows: list[HeadRow], pieces: list[Pieces]
     ) -> list[list[int]]:
         alive = list(range(len(sequences)))
-        computed = self._compute(rows, pieces)
-        ids_R = self._sampled(computed, sequences, 0)
+        states_RD = self._compute(rows, pieces)
+        ids_R = self._sampled(states_RD, sequences, 0)
         found = [(alive, ids_R)]
         for number in range(1, max(most)):
             before = [row for row, place in enumerate(alive) if most[place] > number]
             alive = [alive[row] for row in before]
             rows = [_next_row(rows[row], row) for row in before]
-            states_RD = computed.next_RD[stage(np.array(before), self._device)]
-            computed = self._compute(rows, states_RD, ids_R)
-            ids_R = self._sampled(computed, [sequences[place] for place in alive], number)
+            states_RD = states_RD[stage(np.array(before), self._device)]
+            states_RD = self._compute(rows, states_RD, ids_R)
+            ids_R = self._sampled(states_RD, [sequences[place] for place in alive], number)
             found.append((alive, ids_R))
-        ids: list[int] = torch.cat([each for _, each in found]).tolist()
-        drafts: list[list[int]] = [[] for _ in sequences]
-        for place, id in zip((place for places, _ in found for place in places), ids, strict=True):
-            drafts[place].append(id)
-        return drafts
+        return by_sequence(found, len(sequences))
 
-    def _sampled(self, computed: HeadStep, sequences: Seq[Sequence], number: int) -> torch.Tensor:
+    def _sampled(
+        self, states_RD: torch.Tensor, sequences: Seq[Sequence], number: int
+    ) -> torch.Tensor:
         samples = [draft_sample(sequence, number) for sequence in sequences]
-        return sample_drafts(self._head.logits(computed.hidden_RD), samples, self._ops)
+        return sample_drafts(self._head.logits(states_RD), samples, self._ops)
 
     def _compute(
         self,
         rows: Seq[HeadRow],
         states: Seq[Pieces] | torch.Tensor,
         sampled_R: torch.Tensor | None = None,
-    ) -> HeadStep:
+    ) -> torch.Tensor:
         """Compute rows from the states of their tokens: of each row's, or one of each row [R, D].
-        Awaited tokens are among the ids `sampled_R`."""
+        Awaited tokens are among the ids `sampled_R`. Returns what the last token of each row gives
+        [R, D], in the order of the call."""
         places = NONE if sampled_R is None else np.arange(len(sampled_R))
         step = self._batch.take([each.row for each in rows], places)
         if step.begun and not self._attention.recordable:
@@ -341,10 +331,9 @@ class HeadDrafts:
         firsts_R = np.array([rows[row].first for row in order_R.tolist()], np.int32)
         firsts_T = firsts_R.repeat(np.diff(arrays.query_starts_R1))
         positions_T = device.positions_T + stage(firsts_T, self._device)
-        hidden_TD, next_TD = self._head.forward(states_TD, device.tokens_T, positions_T, attention)
+        computed_TD = self._head.forward(states_TD, device.tokens_T, positions_T, attention)
         ends_R = arrays.query_starts_R1[1:].astype(np.int64)[step.line_of_R]
-        last_R = stage(ends_R - 1, self._device)
-        return HeadStep(hidden_TD[last_R], next_TD[last_R])
+        return computed_TD[stage(ends_R - 1, self._device)]
 
 
 def _next_row(before: HeadRow, awaited: int) -> HeadRow:

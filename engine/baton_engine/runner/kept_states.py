@@ -29,9 +29,9 @@ AWAITED = -1
 
 class States:
     """The states of positions [begin, end), each as a row of a tensor, and their tokens, as far as
-    these are known. `first` is a multiple of the
-    block size: the context of the head begins there, and positions [first, done) have the head's
-    KV. The head's KV of `named` spans has a name, or -1 before the sequence was first asked for."""
+    these are known. `first` is a multiple of the block size: the context of the head begins there,
+    and positions [first, done) have the head's KV. The head's KV of `named` spans has a name, or -1
+    before the sequence was first asked for."""
 
     __slots__ = ("_places", "_tokens", "begin", "done", "first", "named")
 

@@ -16,7 +16,7 @@ import torch
 from baton_engine.kv.staging import stage
 from baton_engine.layers.ops import Ops
 from baton_engine.models.heads.medusa import Medusa
-from baton_engine.runner.draft_samples import draft_sample, sample_drafts
+from baton_engine.runner.draft_samples import by_sequence, draft_sample, sample_drafts
 from baton_engine.runner.input_batch import StepInput
 from baton_engine.runner.kept_states import KeptStates, States, gathered, known_tokens
 from baton_engine.scheduling.sequence import Sequence
@@ -54,7 +54,6 @@ class MedusaDrafts:
 
     @torch.inference_mode()
     def propose(self, sequences: Seq[Sequence], most: Seq[int]) -> list[Seq[int]]:
-        drafts: list[list[int]] = [[] for _ in sequences]
         asked, pieces = [], []
         for place, sequence in enumerate(sequences):
             states, last = self.kept.of(sequence), sequence.known - 2
@@ -62,7 +61,7 @@ class MedusaDrafts:
                 asked.append(place)
                 pieces += states.pieces(last, last + 1)
         if not asked:
-            return list(drafts)
+            return [()] * len(sequences)
         states_SD = gathered(pieces)
         found = []
         for head in range(max(most[place] for place in asked)):
@@ -71,7 +70,4 @@ class MedusaDrafts:
             samples = [draft_sample(sequences[asked[row]], head) for row in rows]
             ids_R = sample_drafts(self._heads.logits(some_SD, head), samples, self._ops)
             found.append(([asked[row] for row in rows], ids_R))
-        ids: list[int] = torch.cat([each for _, each in found]).tolist()
-        for place, id in zip((place for places, _ in found for place in places), ids, strict=True):
-            drafts[place].append(id)
-        return list(drafts)
+        return list(by_sequence(found, len(sequences)))

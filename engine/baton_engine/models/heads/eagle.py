@@ -49,11 +49,10 @@ class Eagle:
         tokens_T: torch.Tensor,
         positions_T: torch.Tensor,
         attention: StepAttention,
-    ) -> tuple[torch.Tensor, torch.Tensor]:
+    ) -> torch.Tensor:
         x_TD = self._join(torch.cat((self._target.embed(tokens_T), states_TD), 1))
         delta_TD = self._layer(x_TD, None, self._rope.tables(positions_T), attention)
-        x_TD = x_TD + delta_TD
-        return x_TD, x_TD
+        return x_TD + delta_TD
 
     def logits(self, hidden_SD: torch.Tensor) -> torch.Tensor:
         return self._target.logits_of_normed(hidden_SD)

@@ -108,12 +108,11 @@ class Eagle3:
         tokens_T: torch.Tensor,
         positions_T: torch.Tensor,
         attention: StepAttention,
-    ) -> tuple[torch.Tensor, torch.Tensor]:
+    ) -> torch.Tensor:
         rope = self._rope.tables(positions_T)
-        x_TD = self._layer.mixed(
+        return self._layer.mixed(
             self._embed(tokens_T), states_TD, rope, attention, add_to_norm=self._add_to_norm
         )
-        return x_TD, x_TD
 
     def logits(self, hidden_SD: torch.Tensor) -> torch.Tensor:
         """Ids that the head never drafts have -inf."""

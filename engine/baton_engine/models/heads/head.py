@@ -27,9 +27,9 @@ class Head(Protocol):
         tokens_T: torch.Tensor,
         positions_T: torch.Tensor,
         attention: StepAttention,
-    ) -> tuple[torch.Tensor, torch.Tensor]:
-        """Compute the tokens, and write their KV. Returns the input of logits(), and the states
-        that take the place of the target's when the next token is drafted, both [T, D]."""
+    ) -> torch.Tensor:
+        """Compute the tokens, and write their KV. Returns [T, D], the input of logits(). It takes
+        the place of the target's states when the next token is drafted."""
         ...
 
     def logits(self, hidden_SD: torch.Tensor) -> torch.Tensor:

@@ -40,12 +40,11 @@ class MultiTokenPrediction:
         tokens_T: torch.Tensor,
         positions_T: torch.Tensor,
         attention: StepAttention,
-    ) -> tuple[torch.Tensor, torch.Tensor]:
+    ) -> torch.Tensor:
         parts = self._token_norm(self._target.embed(tokens_T)), self._state_norm(states_TD)
         x_TD = self._join(torch.cat(parts, 1))
         delta_TD = self._layer(x_TD, None, self._rope.tables(positions_T), attention)
-        normed_TD = self._norm(x_TD, delta_TD)
-        return normed_TD, normed_TD
+        return self._norm(x_TD, delta_TD)
 
     def logits(self, hidden_SD: torch.Tensor) -> torch.Tensor:
         return self._target.logits_of_normed(hidden_SD)
