@@ -81,7 +81,7 @@ def build_torch(
         model = _load_model(settings, plan)
         if weights_there:
             check_unchanged(settings.model, states)
-        second, head = _load_second(plan), _load_head(plan, model)
+        second, head = _load_draft_model(plan), _load_head(plan, model)
         plan = _profiled(plan, model, second)
         runner = _runner(plan, model)
         if plan.exact and not runner.exact:
@@ -227,16 +227,16 @@ def _load_bridged(settings: TorchSettings, plan: EnginePlan, slots: WeightSlots)
     return model
 
 
-def _load_second(plan: EnginePlan) -> Model | None:
+def _load_draft_model(plan: EnginePlan) -> Model | None:
     """The model that drafts, if one does."""
-    if plan.second is None or plan.of_second is None:
+    if plan.draft_model is None or plan.of_draft_model is None:
         return None
-    logger.info("drafts come from %s", plan.second.settings.model)
-    return _load_model(plan.second.settings, plan.of_second)
+    logger.info("drafts come from %s", plan.draft_model.settings.model)
+    return _load_model(plan.draft_model.settings, plan.of_draft_model)
 
 
 def _draft_model(plan: EnginePlan, model: Model | None) -> DraftModel | None:
-    own = plan.of_second
+    own = plan.of_draft_model
     if model is None or own is None:
         return None
     runner = _runner(own, model)
@@ -255,7 +255,7 @@ def _profiled(plan: EnginePlan, model: Model, second: Model | None) -> EnginePla
     if plan.device.type != "cuda":
         return plan
     runner = _profile_runner(plan, model)
-    own = plan.of_second
+    own = plan.of_draft_model
     other = None if own is None or second is None else _profile_runner(own, second)
     return profile(plan, runner, CudaCard(plan.device), other)
 

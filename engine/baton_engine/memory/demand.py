@@ -18,7 +18,7 @@ class Measured:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class SecondDemand:
+class DraftModelDemand:
     """A second model, which drafts. Its KV is in blocks of its own."""
 
     config: ModelConfig
@@ -45,7 +45,7 @@ class MemoryDemand:
     `dtype` is that of weights and of the tensors of a step; the KV's are in the layout.
     `kv_memory` (bytes) or `kv_blocks` is given for a pool of fixed size. Without `max_model_len`,
     the limit is what the pool can hold. `measured` bytes replace the formulas, also those of the
-    `second` model.
+    `draft_model` model.
     """
 
     config: ModelConfig
@@ -60,7 +60,7 @@ class MemoryDemand:
     kv_memory: int | None = None
     kv_blocks: int | None = None
     measured: Measured | None = None
-    second: SecondDemand | None = None
+    draft_model: DraftModelDemand | None = None
     stored_splits: bool = False  # triton's kernels store splits (--batch-invariant on)
     head: HeadDemand = HeadDemand()
 
@@ -81,9 +81,9 @@ class MemoryDemand:
         return self.kv_blocks
 
     @property
-    def of_second(self) -> MemoryDemand | None:
+    def of_draft_model(self) -> MemoryDemand | None:
         """The second model alone, in the same steps."""
-        second = self.second
+        second = self.draft_model
         if second is None:
             return None
         return replace(
@@ -92,13 +92,13 @@ class MemoryDemand:
             layout=second.layout,
             graphs=self.graphs and second.config.bridge is None,
             measured=None,
-            second=None,
+            draft_model=None,
         )
 
-    def second_blocks(self, num_blocks: int) -> int:
+    def draft_model_blocks(self, num_blocks: int) -> int:
         """Blocks of the second model for as many tokens as `num_blocks` blocks hold."""
-        assert self.second is not None
-        return num_blocks // self.layout.num_groups * self.second.layout.num_groups
+        assert self.draft_model is not None
+        return num_blocks // self.layout.num_groups * self.draft_model.layout.num_groups
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -102,7 +102,7 @@ def quantized_part(config: ModelConfig) -> tuple[int, int]:
 
 def weight_bytes(demand: MemoryDemand) -> int:
     """Bytes of the weights, those of a second model included."""
-    second = demand.of_second
+    second = demand.of_draft_model
     return _model_bytes(demand) + (0 if second is None else _model_bytes(second))
 
 
@@ -144,7 +144,7 @@ def activation_bytes(demand: MemoryDemand, length: int) -> int:
     a sequence of `length` tokens among them. A second model's steps come before the target's."""
     if demand.measured:
         return demand.measured.step
-    second = demand.of_second
+    second = demand.of_draft_model
     return max(_all_step_bytes(each, length) for each in (demand, second) if each is not None)
 
 
@@ -157,7 +157,7 @@ def _all_step_bytes(demand: MemoryDemand, length: int) -> int:
 
 def graph_bytes(demand: MemoryDemand) -> int:
     """Bytes of the CUDA graphs, those of a second model included."""
-    second = demand.of_second
+    second = demand.of_draft_model
     return _own_graph_bytes(demand) + (0 if second is None else _own_graph_bytes(second))
 
 
@@ -188,15 +188,15 @@ def pool_bytes(demand: MemoryDemand, num_blocks: int) -> int:
     """Bytes of a pool with `num_blocks` usable blocks and the padding block, and of the pool of a
     head or of a second model beside it."""
     own = (num_blocks + 1) * demand.block_bytes
-    if demand.second is None:
+    if demand.draft_model is None:
         return own
-    return own + (demand.second_blocks(num_blocks) + 1) * demand.second.layout.block_bytes
+    return own + (demand.draft_model_blocks(num_blocks) + 1) * demand.draft_model.layout.block_bytes
 
 
 def blocks_in(demand: MemoryDemand, size: int) -> int:
     """The largest number of blocks whose pool, and the one beside it, take at most `size` bytes;
     negative if no pool does."""
-    if demand.second is None:
+    if demand.draft_model is None:
         return size // demand.block_bytes - 1
     groups = demand.layout.num_groups
     span = pool_bytes(demand, groups) - pool_bytes(demand, 0)

@@ -65,7 +65,9 @@ def _numbers(demand: MemoryDemand, room: MemoryBudget) -> str:
 def _parts(demand: MemoryDemand, length: int) -> dict[str, int]:
     """Bytes of everything except KV, by name."""
     return {
-        "weights" if demand.second is None else "weights of both models": resident_bytes(demand),
+        "weights" if demand.draft_model is None else "weights of both models": resident_bytes(
+            demand
+        ),
         "activations": activation_bytes(demand, length),
         "graphs": graph_bytes(demand),
         "drafts": head_step_bytes(demand),

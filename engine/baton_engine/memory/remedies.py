@@ -112,11 +112,11 @@ def _bfloat16(demand: MemoryDemand, room: MemoryBudget) -> Remedy | None:
 
 
 def _kv_in(dtype: str, demand: MemoryDemand) -> MemoryDemand:
-    second = demand.second
+    second = demand.draft_model
     return replace(
         demand,
         layout=demand.layout.in_dtype(dtype),
-        second=second and replace(second, layout=second.layout.in_dtype(dtype)),
+        draft_model=second and replace(second, layout=second.layout.in_dtype(dtype)),
     )
 
 
@@ -140,7 +140,7 @@ def _quantized(demand: MemoryDemand, room: MemoryBudget) -> Remedy | None:
 def _eight_bit_kv(demand: MemoryDemand, room: MemoryBudget) -> Remedy | None:
     """KV in 8 bits. Does not apply if layers keep different fields, which may then form other
     groups."""
-    layouts = [demand.layout, *([] if demand.second is None else [demand.second.layout])]
+    layouts = [demand.layout, *([] if demand.draft_model is None else [demand.draft_model.layout])]
     groups = [group for layout in layouts for group in layout.groups]
     if demand.layout.dtype in CODES or any(group.fields for group in groups):
         return None
@@ -153,8 +153,8 @@ def _no_drafts(demand: MemoryDemand, room: MemoryBudget) -> Remedy | None:
     which nobody knows what each part takes."""
     if demand.measured is not None:
         return None
-    if demand.second is not None:
-        changed, what = replace(demand, second=None), "draft model"
+    if demand.draft_model is not None:
+        changed, what = replace(demand, draft_model=None), "draft model"
     elif demand.head != HeadDemand():
         changed, what = replace(demand, head=HeadDemand()), "head"
     else:

@@ -22,11 +22,11 @@ from baton_engine.config.speculative import SpeculativeConfig
 from baton_engine.errors import SettingsError
 from baton_engine.kv.host_blocks import slots_for
 from baton_engine.memory.demand import (
+    DraftModelDemand,
     HeadDemand,
     Measured,
     MemoryBudget,
     MemoryDemand,
-    SecondDemand,
 )
 from baton_engine.memory.fit import free_blocks
 from baton_engine.memory.fit_check import check_fit, pool_text
@@ -40,7 +40,7 @@ from baton_engine.memory.requirements import (
     layout_of,
 )
 from baton_engine.models.heads.build import OWN_EMBEDDING
-from baton_engine.runner.second_model import SecondModel, second_model
+from baton_engine.runner.planned_draft_model import PlannedDraftModel, plan_draft_model
 from baton_engine.weights.checkpoint import weight_files
 from baton_engine.weights.head_files import head_names
 from baton_protocol.layout import KVLayout
@@ -83,13 +83,13 @@ class EnginePlan:
     kernels: Kernels
     overlap: bool
     exact: bool  # --batch-invariant
-    second: SecondModel | None = None  # drafts
+    draft_model: PlannedDraftModel | None = None  # drafts
     head: PlannedHead | None = None  # drafts
 
     @property
-    def of_second(self) -> EnginePlan | None:
+    def of_draft_model(self) -> EnginePlan | None:
         """The plan of the second model alone. Its pool holds as many tokens as the target's."""
-        demand = self.demand.of_second
+        demand = self.demand.of_draft_model
         if demand is None:
             return None
         return replace(
@@ -97,11 +97,11 @@ class EnginePlan:
             config=demand.config,
             layout=demand.layout,
             demand=demand,
-            num_blocks=self.demand.second_blocks(self.num_blocks),
+            num_blocks=self.demand.draft_model_blocks(self.num_blocks),
             host_slots=0,
             max_model_len=min(self.max_model_len, demand.config.max_positions),
             exact=self.exact and demand.config.bridge is None,
-            second=None,
+            draft_model=None,
         )
 
     def measured(self, bytes_measured: Measured) -> EnginePlan:
@@ -143,10 +143,12 @@ def make_plan(
     head = plan_head(settings, config)
     if head is not None:
         demand = replace(demand, head=_head_demand(head, demand))
-    second = second_model(settings, config, demand.dtype)
+    second = plan_draft_model(settings, config, demand.dtype)
     if second is not None:
-        second_layout = layout_of(second.settings, second.config)
-        demand = replace(demand, second=SecondDemand(config=second.config, layout=second_layout))
+        draft_layout = layout_of(second.settings, second.config)
+        demand = replace(
+            demand, draft_model=DraftModelDemand(config=second.config, layout=draft_layout)
+        )
     num_blocks = _num_blocks(demand, room)
     return EnginePlan(
         config=config,
@@ -161,7 +163,7 @@ def make_plan(
         kernels=kernels,
         overlap=settings.overlap == "on" or (settings.overlap == "auto" and device.type == "cuda"),
         exact=_exact(settings, config, device, kernels),
-        second=second,
+        draft_model=second,
         head=head,
     )
 

@@ -82,16 +82,16 @@ def largest_step(
 
 
 def profile(
-    plan: EnginePlan, runner: Runner, card: CudaCard, second: Runner | None = None
+    plan: EnginePlan, runner: Runner, card: CudaCard, draft_model: Runner | None = None
 ) -> EnginePlan:
-    """Run the largest step when only the model is on the card, and maybe a `second` one. Returns
+    """Run the largest step when only the model, and maybe its draft model, is on the card. Returns
     the plan with a pool of the size that the measured memory leaves, unless the pool's size was
     given. The step runs in any case: otherwise the first requests would wait while kernels are
     compiled."""
     card.release()
     before = card.reserved()
-    if second is not None and plan.of_second is not None:
-        second.launch(_largest_step(plan.of_second)).read()
+    if draft_model is not None and plan.of_draft_model is not None:
+        draft_model.launch(_largest_step(plan.of_draft_model)).read()
     runner.launch(_largest_step(plan)).read()
     step = card.peak() - before
     # Sampling without filters and masks has kernels of its own.

@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 
 from baton_engine.config.families import quantized_online, read_config
 from baton_engine.errors import SettingsError
-from baton_engine.memory.demand import Measured, MemoryBudget, MemoryDemand, SecondDemand
+from baton_engine.memory.demand import DraftModelDemand, Measured, MemoryBudget, MemoryDemand
 from baton_engine.memory.estimate import (
     SPARE_BYTES,
     activation_bytes,
@@ -82,7 +82,7 @@ def demands(draw: st.DrawFn) -> MemoryDemand:
             dtype=demand.layout.dtype,
             groups=draw(st.sampled_from([(), (KVGroup((0,)), KVGroup((1,), 512))])),
         )
-        demand = replace(demand, second=SecondDemand(config=smaller, layout=layout))
+        demand = replace(demand, draft_model=DraftModelDemand(config=smaller, layout=layout))
     room = config.max_positions
     if demand.pool_blocks is not None:
         room = min(room, demand.layout.tokens_in(demand.pool_blocks))
@@ -99,10 +99,10 @@ def rooms(draw: st.DrawFn) -> MemoryBudget:
 
 def kept_in(demand: MemoryDemand, dtype: str) -> MemoryDemand:
     """The demand with KV in this dtype."""
-    layout, second = demand.layout.in_dtype(dtype), demand.second
+    layout, second = demand.layout.in_dtype(dtype), demand.draft_model
     if second is not None:
         second = replace(second, layout=second.layout.in_dtype(dtype))
-    return replace(demand, layout=layout, second=second)
+    return replace(demand, layout=layout, draft_model=second)
 
 
 def apply_advice(
@@ -115,7 +115,7 @@ def apply_advice(
     if flag == "--kv-cache-dtype":
         return kept_in(demand, value), room
     if flag == "--speculative-config":
-        return replace(demand, second=None), room
+        return replace(demand, draft_model=None), room
     if flag == "--quantization":
         config = quantized_online(demand.config, cast(Quantization, value))
         return replace(demand, config=config), room

@@ -25,7 +25,7 @@ Ids = Mapping[str, int]
 
 
 @dataclass(frozen=True, slots=True)
-class SecondModel:
+class PlannedDraftModel:
     """`settings` are the engine's, with the second model's folder and quantization. Its KV has the
     target's dtype and block size, and never leaves the engine."""
 
@@ -33,7 +33,9 @@ class SecondModel:
     config: ModelConfig
 
 
-def second_model(settings: TorchSettings, target: ModelConfig, dtype: str) -> SecondModel | None:
+def plan_draft_model(
+    settings: TorchSettings, target: ModelConfig, dtype: str
+) -> PlannedDraftModel | None:
     """The model that drafts, computed in the target's dtype; None if no model does. Raises
     SettingsError."""
     if settings.speculative_config is None:
@@ -62,7 +64,7 @@ def second_model(settings: TorchSettings, target: ModelConfig, dtype: str) -> Se
     except ModelError as error:
         raise SettingsError(f"{FLAG}: {error}") from error
     _check_tokens(settings.model, target, folder, config)
-    return SecondModel(own, config.limited_to(settings.max_model_len))
+    return PlannedDraftModel(own, config.limited_to(settings.max_model_len))
 
 
 def _check_tokens(target: Path, one: ModelConfig, second: Path, other: ModelConfig) -> None:
