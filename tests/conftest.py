@@ -74,8 +74,11 @@ def demo_model() -> Path:
 
 
 def pytest_configure(config: pytest.Config) -> None:
+    if config.pluginmanager.has_plugin(fork_server.IMPORTER):
+        return
     config.pluginmanager.register(UnitGuard())
-    fork_server.install(workers=not NEEDS["gpu"].present())
+    ignored = [f"--ignore={path}" for path in config.getoption("ignore") or ()]
+    fork_server.install(workers=not NEEDS["gpu"].present(), tests=[*config.args, *ignored])
 
 
 @pytest.hookimpl(tryfirst=True)  # before -m looks
