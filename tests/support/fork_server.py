@@ -46,7 +46,12 @@ from typing import Any, NamedTuple, NoReturn
 import msgspec
 
 ROOT = Path(__file__).resolve().parents[2]
-MODULES = ("baton_cli", "baton_cli.engine_process", "tests.support.nodes.serve_node")
+MODULES = (
+    "baton_cli",
+    "baton_cli.engine_process",
+    "tests.faults.kv.writer_process",
+    "tests.support.nodes.serve_node",
+)
 COMMANDS = tuple(("-m", module) for module in MODULES)
 # What a fork server imports: all that commands import when they start. Not MODULES, which run.
 IMPORTED = (
@@ -264,6 +269,7 @@ class _ForkServer:
 
 
 _server = _ForkServer()
+_set_by_tests: dict[str, str] = {}  # variables that test files set where they are imported
 
 
 def _sockets() -> tuple[socket.socket, socket.socket]:
@@ -312,7 +318,9 @@ def serve(number: int, tests: Sequence[str] | None) -> None:
         importlib.import_module(name)
     _load_numba()
     if tests is not None:
+        before = {*os.environ.items()}
         importlib.import_module(IMPORTER).import_tests(tests)
+        _set_by_tests.update({*os.environ.items()} - before)
     gc.enable()
     gc.collect()
     _serve(socket.socket(fileno=number))
@@ -376,6 +384,7 @@ def _become(start: Start, files: Sequence[int]) -> NoReturn:
         os.environ.update(start.environment)
         _show(start.argv, start.environment)
         if start.is_worker:
+            os.environ.update(_set_by_tests)
             _server.begin()
             code = _run_code(start.argv[3])
         else:
