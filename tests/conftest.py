@@ -34,6 +34,9 @@ WAITING_PART = 0.75
 # tests take as long, and the other workers run the rest meanwhile.
 TOGETHER = ("tests/cluster/test_node_",)
 
+# New objects after which Python looks for garbage among them.
+YOUNG_OBJECTS = 10_000
+
 # Keep compiled modules even where the environment says no: each worker would spend 10 s on asserts,
 # and each process of a pool would compile all of Baton again.
 sys.dont_write_bytecode = False
@@ -114,12 +117,14 @@ def pytest_collection_finish() -> None:
 def pytest_collection() -> Generator[None, object, object]:
     """Each worker collects all tests, and imports what they import: a million objects, which stay.
     Garbage collections among them would take a quarter of the time, and later ones a second each:
-    these look only at what tests make."""
+    these look only at what tests make, and less often than Python's own, which would take a tenth
+    of the time of small tests."""
     gc.disable()
     try:
         return (yield)
     finally:
         gc.freeze()
+        gc.set_threshold(YOUNG_OBJECTS)
         gc.enable()
 
 
