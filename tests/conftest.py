@@ -34,6 +34,9 @@ WAITING_PART = 0.75
 # tests take as long, and the other workers run the rest meanwhile.
 TOGETHER = ("tests/cluster/test_node_",)
 
+# New objects after which Python looks for garbage among them.
+YOUNG_OBJECTS = 10_000
+
 # Keep compiled modules even where the environment says no: each worker would spend 10 s on asserts,
 # and each process of a pool would compile all of Baton again.
 sys.dont_write_bytecode = False
@@ -74,8 +77,11 @@ def demo_model() -> Path:
 
 
 def pytest_configure(config: pytest.Config) -> None:
+    if config.pluginmanager.has_plugin(fork_server.IMPORTER):
+        return
     config.pluginmanager.register(UnitGuard())
-    fork_server.install(workers=not NEEDS["gpu"].present())
+    ignored = [f"--ignore={path}" for path in config.getoption("ignore") or ()]
+    fork_server.install(workers=not NEEDS["gpu"].present(), tests=[*config.args, *ignored])
 
 
 @pytest.hookimpl(tryfirst=True)  # before -m looks
@@ -111,12 +117,14 @@ def pytest_collection_finish() -> None:
 def pytest_collection() -> Generator[None, object, object]:
     """Each worker collects all tests, and imports what they import: a million objects, which stay.
     Garbage collections among them would take a quarter of the time, and later ones a second each:
-    these look only at what tests make."""
+    these look only at what tests make, and less often than Python's own, which would take a tenth
+    of the time of small tests."""
     gc.disable()
     try:
         return (yield)
     finally:
         gc.freeze()
+        gc.set_threshold(YOUNG_OBJECTS)
         gc.enable()
 
 

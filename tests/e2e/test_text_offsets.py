@@ -28,9 +28,8 @@ from baton_text.artifacts import read_artifacts
 from baton_text.detokenizer import TextReader
 from baton_text.logprobs import add_token_texts
 from baton_text.tokenizer import Tokenizer
-from tests.support.engines.text_models import FAMILIES
+from tests.support.engines.text_models import FAMILIES, tokenizer_of
 
-TOKENIZERS = {name: Tokenizer.from_artifacts(make()) for name, make in FAMILIES.items()}
 COMMON = CommonFields(id="cmpl-1", created=1, model="m", system_fingerprint="f")
 USAGE = Usage.of(1, 1, cached=0)
 WORDS = st.sampled_from(["stop", " the", "\n", "  ", "a", "日本", "ü", "e\u0301", "😀", "</s>"])
@@ -155,13 +154,11 @@ def check(tokenizer: Tokenizer, data: st.DataObject) -> None:
                 assert begins(text, place, logprobs["tokens"][at])
 
 
-@pytest.mark.parametrize("tokenizer", TOKENIZERS.values(), ids=TOKENIZERS.keys())
+@pytest.mark.parametrize("family", FAMILIES)
 @settings(max_examples=30, deadline=None)
 @given(data=st.data())
-def test_each_offset_is_the_position_of_its_tokens_text(
-    tokenizer: Tokenizer, data: st.DataObject
-) -> None:
-    check(tokenizer, data)
+def test_each_offset_is_the_position_of_its_tokens_text(family: str, data: st.DataObject) -> None:
+    check(tokenizer_of(family), data)
 
 
 def test_each_offset_is_the_position_of_its_tokens_text_with_the_demo_model(
@@ -181,7 +178,7 @@ def test_each_offset_is_the_position_of_its_tokens_text_with_the_demo_model(
 @given(data=st.data())
 def test_an_echo_of_ids_plus_its_output_decodes_like_all_ids_together(data: st.DataObject) -> None:
     """Without special tokens, because a character may continue across a hidden one."""
-    tokenizer = TOKENIZERS["byte-level"]
+    tokenizer = tokenizer_of("byte-level")
     plain = any_ids(tokenizer).map(
         lambda ids: tuple(id for id in ids if id not in tokenizer.special_ids)
     )
@@ -195,21 +192,21 @@ def test_an_echo_of_ids_plus_its_output_decodes_like_all_ids_together(data: st.D
 def test_without_detokenize_all_output_offsets_are_at_the_end_of_the_echo() -> None:
     body = {"prompt": [72, 105], "echo": True, "logprobs": 0, "max_tokens": 2}
     body |= {"detokenize": False, "return_token_ids": True}
-    [whole], [part], _ = respond(body, TOKENIZERS["bytes"], [(65, 66)], 0)
+    [whole], [part], _ = respond(body, tokenizer_of("bytes"), [(65, 66)], 0)
     assert whole["text"] == part["text"] == "Hi"
     assert whole["logprobs"]["text_offset"] == part["text_offset"] == [0, 1, 2, 2]
 
 
 def test_offsets_of_text_cut_off_by_a_stop_string_are_at_the_end() -> None:
     body = {"prompt": [72], "echo": True, "logprobs": 0, "stop": ["BC"], "max_tokens": 4}
-    [whole], [part], _ = respond(body, TOKENIZERS["bytes"], [tuple(b"ABCD")], 0)
+    [whole], [part], _ = respond(body, tokenizer_of("bytes"), [tuple(b"ABCD")], 0)
     assert whole["text"] == part["text"] == "HA"
     assert whole["logprobs"]["text_offset"] == [0, 1, 2, 2]
     assert part["text_offset"] == [0, 1, 2, 3]  # sent before the stop string was complete
 
 
 def test_an_output_after_an_echo_keeps_the_leading_space_of_its_first_token() -> None:
-    tokenizer = TOKENIZERS["metaspace"]
+    tokenizer = tokenizer_of("metaspace")
     the = tuple(tokenizer.encode("the", add_special_tokens=False))
     assert len(the) == 1
     body = {"echo": True, "logprobs": 0, "max_tokens": 1}

@@ -32,7 +32,7 @@ SIZES = Sizes(target=64, others=48, answer=120)
 LONG = Sizes(target=64, others=48, answer=500)
 PATIENCE_S = 240.0
 TRIES = 5
-CLIENTS, REQUESTS, SEED = 12, 60, 7
+CLIENTS, SEED = 12, 7
 DEADLINES_S = (0.0, 0.1, 0.5, 600.0)  # drain deadlines of nodes that drain in turn
 DECODES = ("decode-0", "decode-1")
 NODES = ("prefill-0", "prefill-1", *DECODES)
@@ -180,11 +180,13 @@ def drain_and_resume(pool: Cluster, name: str, rng: random.Random) -> None:
     post_action(pool, name, "resume")
 
 
-@pytest.mark.parametrize("turns", [6, pytest.param(150, marks=pytest.mark.long)])
+@pytest.mark.parametrize(
+    ("turns", "requests"), [(6, 24), pytest.param(150, 60, marks=pytest.mark.long)]
+)
 def test_nodes_drain_in_turn_and_no_answer_changes(
-    pool: Cluster, undisturbed: Cluster, turns: int
+    pool: Cluster, undisturbed: Cluster, turns: int, requests: int
 ) -> None:
-    known, rng = known_answers(undisturbed.url, SEED, REQUESTS), random.Random(SEED)
+    known, rng = known_answers(undisturbed.url, SEED, requests), random.Random(SEED)
     retries = Retries(pool)
     with Clients(pool, [known], SEED, CLIENTS) as clients:
         for _ in range(turns):

@@ -6,7 +6,7 @@ imported all of Baton, and forks where `Popen` would execute `python -m baton_cl
 that starts others (`baton up` its nodes, a node its engine) forks them itself.
 
 Where pytest runs several workers, its own process has a fork server too, which has also imported
-what tests import, and forks the workers. A worker begins by forking its fork server.
+the test files, and forks the workers. A worker begins by forking its fork server.
 
 The forked process has the arguments, environment, standard streams, session and parent that an
 executed one would have. `Popen` still executes what is not in MODULES, and what gets a variable
@@ -46,7 +46,12 @@ from typing import Any, NamedTuple, NoReturn
 import msgspec
 
 ROOT = Path(__file__).resolve().parents[2]
-MODULES = ("baton_cli", "baton_cli.engine_process", "tests.support.nodes.serve_node")
+MODULES = (
+    "baton_cli",
+    "baton_cli.engine_process",
+    "tests.faults.kv.writer_process",
+    "tests.support.nodes.serve_node",
+)
 COMMANDS = tuple(("-m", module) for module in MODULES)
 # What a fork server imports: all that commands import when they start. Not MODULES, which run.
 IMPORTED = (
@@ -70,6 +75,7 @@ IMPORTED_BY_TESTS = (
     *("hypothesis.strategies", "kopf", "kubernetes", "openai", "pytest", "torch"),
     *("transformers", "transformers.models.qwen3_moe.modeling_qwen3_moe"),
 )
+IMPORTER = "tests.support.imported_tests"  # the test files, in a pytest of its own
 # How xdist starts a worker.
 WORKER = ("-u", "-c", "import sys;exec(eval(sys.stdin.readline()))")
 # A variable that makes `Popen` execute what it would fork, whatever its value.
@@ -135,12 +141,14 @@ class Start(msgspec.Struct):
         return tuple(self.argv[1:]) == WORKER
 
 
-def install(*, workers: bool) -> None:
+def install(*, workers: bool, tests: Sequence[str] = ()) -> None:
     """Let this process's `Popen` fork the commands of Baton, and pytest's workers if `workers`,
-    from a fork server. It needs Linux. A worker that uses a GPU must not be forked: some imports of
-    transformers look for one."""
+    from a fork server. `tests` are pytest's arguments that say which files the workers import. It
+    needs Linux. A worker that uses a GPU must not be forked: some imports of transformers look for
+    one."""
     if sys.platform == "linux":
         commands = (*COMMANDS, WORKER) if workers else COMMANDS
+        _server.tests = tests
         _install(_server.fork, lambda: _server.variables, commands)
 
 
@@ -218,6 +226,7 @@ class _ForkServer:
         self._lock = threading.Lock()
         self._socket: socket.socket | None = None
         self._variables: Mapping[str, str] = {}
+        self.tests: Sequence[str] = ()
 
     def begin(self) -> None:
         """Fork the server from this process, which has imported what it needs and has no threads
@@ -246,7 +255,7 @@ class _ForkServer:
         with self._lock:
             if self._socket is None:
                 self._variables = _early(os.environ)
-                self._socket = _started(for_workers=start.is_worker)
+                self._socket = _started(self.tests if start.is_worker else None)
             ours = self._socket
             # The process that forks it ends at once, and the kernel then makes us its parent.
             _adopt_orphans(True)
@@ -260,6 +269,7 @@ class _ForkServer:
 
 
 _server = _ForkServer()
+_set_by_tests: dict[str, str] = {}  # variables that test files set where they are imported
 
 
 def _sockets() -> tuple[socket.socket, socket.socket]:
@@ -278,9 +288,9 @@ def _at_exit(ours: socket.socket, wait: Callable[[], object]) -> None:
     atexit.register(end)
 
 
-def _started(*, for_workers: bool) -> socket.socket:
+def _started(tests: Sequence[str] | None) -> socket.socket:
     ours, theirs = _sockets()
-    arguments = f"{theirs.fileno()}, for_workers={for_workers}"
+    arguments = f"{theirs.fileno()}, {tests!r}"
     code = f"from tests.support.fork_server import serve; serve({arguments})"
     with theirs:
         process = subprocess.Popen(
@@ -299,13 +309,18 @@ def _adopt_orphans(on: bool) -> None:
     ctypes.CDLL(None).prctl(_PR_SET_CHILD_SUBREAPER, int(on), 0, 0, 0)
 
 
-def serve(number: int, *, for_workers: bool) -> None:
-    """The main of a fork server: fork until the socket `number` closes."""
+def serve(number: int, tests: Sequence[str] | None) -> None:
+    """The main of a fork server: fork until the socket `number` closes. With `tests`, which say
+    what pytest collects, it forks workers."""
     del os.environ[PADDING]
     gc.disable()  # it would look through what is imported, again and again
-    for name in (*IMPORTED, *(IMPORTED_BY_TESTS if for_workers else ())):
+    for name in (*IMPORTED, *(() if tests is None else IMPORTED_BY_TESTS)):
         importlib.import_module(name)
     _load_numba()
+    if tests is not None:
+        before = {*os.environ.items()}
+        importlib.import_module(IMPORTER).import_tests(tests)
+        _set_by_tests.update({*os.environ.items()} - before)
     gc.enable()
     gc.collect()
     _serve(socket.socket(fileno=number))
@@ -369,6 +384,7 @@ def _become(start: Start, files: Sequence[int]) -> NoReturn:
         os.environ.update(start.environment)
         _show(start.argv, start.environment)
         if start.is_worker:
+            os.environ.update(_set_by_tests)
             _server.begin()
             code = _run_code(start.argv[3])
         else:

@@ -10,7 +10,8 @@ from typing import Any
 import pytest
 
 from baton_text.artifacts import read_artifacts
-from tests.support.engines.text_models import FAMILIES, LOSSLESS, write_artifacts
+from baton_text.tokenizer import Tokenizer
+from tests.support.engines.text_models import FAMILIES, LOSSLESS, tokenizer_of, write_artifacts
 
 AutoTokenizer = Callable[[Path], Any]
 
@@ -22,6 +23,12 @@ def hugging_face() -> AutoTokenizer:
     from transformers import AutoTokenizer as Theirs
 
     return lru_cache(lambda folder: Theirs.from_pretrained(folder))
+
+
+@pytest.fixture(scope="session")
+def tokenizer(request: pytest.FixtureRequest) -> Tokenizer:
+    """The tokenizer of the family that the parameter names."""
+    return tokenizer_of(request.param)
 
 
 @pytest.fixture(params=[*LOSSLESS, "demo"], scope="session")

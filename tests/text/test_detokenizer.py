@@ -19,13 +19,12 @@ from baton_text.detokenizer import (
     context_of,
 )
 from baton_text.tokenizer import Tokenizer
-from tests.support.engines.text_models import FAMILIES, LOSSLESS
+from tests.support.engines.text_models import FAMILIES, LOSSLESS, tokenizer_of
 from tests.text.emitted_text import emitted
 
-TOKENIZERS = {name: Tokenizer.from_artifacts(make()) for name, make in FAMILIES.items()}
-BYTES, BYTE_LEVEL = TOKENIZERS["bytes"], TOKENIZERS["byte-level"]
-METASPACE, METASPACE_DECODER = TOKENIZERS["metaspace"], TOKENIZERS["metaspace-decoder"]
-every_tokenizer = pytest.mark.parametrize("tokenizer", TOKENIZERS.values(), ids=TOKENIZERS.keys())
+BYTES = tokenizer_of("bytes")
+METASPACE = tokenizer_of("metaspace")
+every_tokenizer = pytest.mark.parametrize("tokenizer", FAMILIES, indirect=True)
 
 EMOJI = "\U0001f469\u200d\U0001f4bb \U0001f600"
 WORDS = st.sampled_from(
@@ -159,7 +158,7 @@ def test_prompt_and_answer_together_are_the_text_of_all_ids(
 def test_an_answer_keeps_the_space_between_it_and_its_prompt(
     family: str, alone: str, continued: str
 ) -> None:
-    tokenizer = TOKENIZERS[family]
+    tokenizer = tokenizer_of(family)
     prompt = tokenizer.encode("the quick", add_special_tokens=False)
     ids = tokenizer.encode("the quick brown", add_special_tokens=False)[len(prompt) :]
     assert Detokenizer(tokenizer).push(ids).text == alone
@@ -167,7 +166,7 @@ def test_an_answer_keeps_the_space_between_it_and_its_prompt(
     assert Detokenizer(tokenizer, context=context).push(ids).text == continued
 
 
-@pytest.mark.parametrize("tokenizer", [BYTES, BYTE_LEVEL, METASPACE])
+@pytest.mark.parametrize("tokenizer", ["bytes", "byte-level", "metaspace"], indirect=True)
 def test_an_answer_completes_the_character_that_its_prompt_began(tokenizer: Tokenizer) -> None:
     ids = tokenizer.encode("a\U0001f680", add_special_tokens=False)
     for cut in range(len(ids) - 3, len(ids)):
@@ -206,7 +205,7 @@ def test_a_stop_string_cuts_the_whole_text_where_it_first_ends(
     assert (shown, detokenizer.stopped) == reference(text, stop, include)
 
 
-@pytest.mark.parametrize("tokenizer", [BYTES, BYTE_LEVEL], ids=["bytes", "byte-level"])
+@pytest.mark.parametrize("tokenizer", ["bytes", "byte-level"], indirect=True)
 @settings(max_examples=200)
 @given(data=st.data())
 def test_byte_level_text_is_what_the_library_decodes_even_for_invalid_bytes(
@@ -218,9 +217,7 @@ def test_byte_level_text_is_what_the_library_decodes_even_for_invalid_bytes(
     assert shown == tokenizer.decode(ids, skip_special_tokens=skip)
 
 
-@pytest.mark.parametrize(
-    "tokenizer", [METASPACE, METASPACE_DECODER], ids=["metaspace", "metaspace-decoder"]
-)
+@pytest.mark.parametrize("tokenizer", ["metaspace", "metaspace-decoder"], indirect=True)
 @settings(max_examples=200)
 @given(texts=st.lists(TEXTS, max_size=4), specials=st.lists(st.integers(0, 4)), skip=st.booleans())
 def test_metaspace_text_is_what_the_library_decodes_for_any_valid_text(
@@ -238,7 +235,7 @@ def test_metaspace_text_is_what_the_library_decodes_for_any_valid_text(
 
 @pytest.mark.parametrize("family", LOSSLESS)
 def test_a_character_appears_with_its_last_byte(family: str) -> None:
-    tokenizer = TOKENIZERS[family]
+    tokenizer = tokenizer_of(family)
     ids = tokenizer.encode("\U0001f680", add_special_tokens=False)
     assert len(ids) >= 4
     detokenizer = Detokenizer(tokenizer)

@@ -15,12 +15,11 @@ from baton_text.artifacts import TOKENIZER, read_artifacts
 from baton_text.detokenizer import TextReader, context_of
 from baton_text.offsets import TextOffsets, offsets_in
 from baton_text.tokenizer import Tokenizer
-from tests.support.engines.text_models import FAMILIES, LOSSLESS, byte_level_artifacts
+from tests.support.engines.text_models import FAMILIES, LOSSLESS, byte_level_artifacts, tokenizer_of
 
-TOKENIZERS = {name: Tokenizer.from_artifacts(make()) for name, make in FAMILIES.items()}
-every_tokenizer = pytest.mark.parametrize("tokenizer", TOKENIZERS.values(), ids=TOKENIZERS.keys())
+every_tokenizer = pytest.mark.parametrize("tokenizer", FAMILIES, indirect=True)
 lossless = pytest.mark.parametrize("name", LOSSLESS)
-BYTES = TOKENIZERS["bytes"]
+BYTES = tokenizer_of("bytes")
 EURO = [*"€".encode()]
 
 WORDS = st.sampled_from(["stop", " the", "\n", "  ", "a", "日本", "ü", "e\u0301", "😀", "</s>"])
@@ -113,7 +112,7 @@ def test_a_token_that_interrupts_a_character_starts_after_it() -> None:
 
 
 def test_a_token_starts_after_all_invalid_bytes_that_are_shown_one_by_one() -> None:
-    tokenizer = TOKENIZERS["metaspace"]
+    tokenizer = tokenizer_of("metaspace")
     ids = [3 + 0xE2, 3 + 0x82, 3 + ord("b")]  # <unk>, <s> and </s> come before the bytes
     reader = TextReader(tokenizer)
     assert reader.read(ids) == "\ufffd\ufffdb"
@@ -146,7 +145,7 @@ def test_the_tokens_of_a_given_text_stand_in_it_in_order(
 @settings(max_examples=100)
 @given(text=TEXTS)
 def test_the_tokens_of_a_given_text_begin_at_their_characters(name: str, text: str) -> None:
-    tokenizer = TOKENIZERS[name]
+    tokenizer = tokenizer_of(name)
     ids = tokenizer.encode(text, add_special_tokens=False)
     for place, token_id in zip(offsets_in(tokenizer, text, ids, False), ids, strict=True):
         own = tokenizer.token_text(token_id)
@@ -183,7 +182,7 @@ def test_a_text_that_its_tokens_do_not_spell_is_divided_among_them_all_the_same(
 
 
 def test_words_that_a_tokenizer_writes_otherwise_begin_where_the_client_wrote_them() -> None:
-    tokenizer = TOKENIZERS["wordpiece"]
+    tokenizer = tokenizer_of("wordpiece")
     text = "the  quick ,fox"
     ids = tokenizer.encode(text, add_special_tokens=False)
     found = dict(zip(offsets_in(tokenizer, text, ids, False), ids, strict=True))

@@ -11,6 +11,7 @@ import pytest
 
 from baton_engine.build import build_runner
 from baton_engine.config.engine_config import TorchSettings
+from baton_engine.core.engine_core import EngineCore
 from baton_engine.interface import Row
 from baton_protocol.ids import BlockId
 from baton_protocol.sampling import SamplingParams
@@ -25,7 +26,8 @@ from tests.support.engines.tiny_models import (
 )
 from tests.support.engines.torch_engines import ask, decode_alone, generate_ids, small_engine
 
-NEW_TOKENS = 40  # after a wrong block
+NEW_TOKENS = 40  # past two ends of a block
+GREEDY = SamplingParams(temperature=0.0, max_tokens=NEW_TOKENS, ignore_eos=True)
 # Of a prompt that runs alone, one token per step: past the end of its block, and of a window's.
 ALONE = SamplingParams(temperature=0.0, max_tokens=24, ignore_eos=True)
 BLOCK = 16
@@ -64,6 +66,13 @@ def with_and_without_overlap(names: Iterable[str], elsewhere: Sequence[str] = ()
     return cases
 
 
+def compare_batch(
+    engine: EngineCore, prompts: Sequence[Sequence[int]], folder: Path, tally: Tally, label: str
+) -> None:
+    ids = generate_ids(engine, prompts, GREEDY)
+    compare_all(folder, prompts, ids, tally, label, new_tokens=NEW_TOKENS)
+
+
 @pytest.mark.shows("alone", "in batches", "cached")
 @pytest.mark.parametrize(
     ("name", "overlap"), with_and_without_overlap(ALL_MODELS, elsewhere=("gemma4", "glm4-moe"))
@@ -73,9 +82,9 @@ def test_ids_equal_those_of_transformers_cold_warm_alone_and_in_a_batch(
 ) -> None:
     folder, tally = tiny_model(name), Tally()
     engine = small_engine(folder, overlap=overlap)
-    compare_all(folder, PROMPTS, generate_ids(engine, PROMPTS), tally, "cold batch")
+    compare_batch(engine, PROMPTS, folder, tally, "cold batch")
     assert engine.load().cached_prompt_tokens_total == 0
-    compare_all(folder, PROMPTS, generate_ids(engine, PROMPTS), tally, "warm batch")
+    compare_batch(engine, PROMPTS, folder, tally, "warm batch")
     assert engine.load().cached_prompt_tokens_total > 1000
     engine = small_engine(folder, overlap=overlap)
     alone = [generate_ids(engine, [prompt], ALONE)[0] for prompt in ONE_OF_EACH]
@@ -93,7 +102,7 @@ def test_ids_equal_those_of_transformers_with_7_tokens_per_step(
 ) -> None:
     folder, tally = tiny_model(name), Tally()
     engine = small_engine(folder, max_batched_tokens=7, overlap=overlap)
-    compare_all(folder, ONE_OF_EACH, generate_ids(engine, ONE_OF_EACH), tally, "7 tokens per step")
+    compare_batch(engine, ONE_OF_EACH, folder, tally, "7 tokens per step")
     record_property("exactness", f"{name}: {tally}")
     tally.check()
 
@@ -105,7 +114,7 @@ def test_ids_equal_those_of_transformers_when_requests_are_preempted(
 ) -> None:
     folder, tally = tiny_model(name), Tally()
     engine = small_engine(folder, kv_blocks=48, overlap=overlap)
-    compare_all(folder, PROMPTS, generate_ids(engine, PROMPTS), tally, "preempted")
+    compare_batch(engine, PROMPTS, folder, tally, "preempted")
     assert engine.load().preemptions_total > 0
     record_property("exactness", f"{name}: {tally}")
     tally.check()

@@ -7,6 +7,7 @@ BERT's have), and the folder form of any artifacts.
 
 from __future__ import annotations
 
+import functools
 import json
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -21,6 +22,7 @@ from baton_text.artifacts import (
     TOKENIZER_CONFIG,
     byte_artifacts,
 )
+from baton_text.tokenizer import Tokenizer
 
 CORPUS = (
     "The quick brown fox jumps over the lazy dog. STOP here, or stop there; the end of the line.\n"
@@ -37,6 +39,11 @@ CHATML = (
 
 def byte_level_artifacts(template: str = CHATML) -> dict[str, bytes]:
     """A byte-level BPE of 400 entries; emoji and most CJK characters take several tokens."""
+    return artifacts_of(_byte_level(), template)
+
+
+@functools.cache
+def _byte_level() -> Backend:
     backend = Backend(models.BPE())
     backend.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     backend.decoder = decoders.ByteLevel()
@@ -47,10 +54,11 @@ def byte_level_artifacts(template: str = CHATML) -> dict[str, bytes]:
         show_progress=False,
     )
     backend.train_from_iterator(CORPUS, trainer)
-    return artifacts_of(backend, template)
+    return backend
 
 
-def json_artifacts() -> dict[str, bytes]:
+@functools.cache
+def json_tokenizer() -> Tokenizer:
     """A byte-level BPE of 900 entries whose tokens cross the signs of JSON, such as `{"a":` and
     `,"b`."""
     backend = Backend(models.BPE())
@@ -65,7 +73,7 @@ def json_artifacts() -> dict[str, bytes]:
     pairs = [f'"{key}":{value}' for key in ("a", "b", "ab", "x_1", "c") for value in VALUES]
     texts = [f"{{{one},{two}}}" for one in pairs for two in pairs]
     backend.train_from_iterator(texts, trainer)
-    return artifacts_of(backend, CHATML)
+    return Tokenizer.from_artifacts(artifacts_of(backend, CHATML))
 
 
 def metaspace_artifacts(template: str = CHATML) -> dict[str, bytes]:
@@ -181,3 +189,9 @@ FAMILIES: Mapping[str, Callable[[], dict[str, bytes]]] = {
 }
 # The families that can encode every text.
 LOSSLESS = ("bytes", "byte-level", "metaspace", "metaspace-decoder")
+
+
+@functools.cache
+def tokenizer_of(family: str) -> Tokenizer:
+    """A test file that had one made where it is imported would start a trainer's threads there."""
+    return Tokenizer.from_artifacts(FAMILIES[family]())

@@ -442,17 +442,18 @@ def walk(
     tokenizer: str, grammar: str, hints: list[str], seed: int, start: str = "", most: int = 600
 ) -> list[int]:
     """An answer that follows the masks at random, from its first token up to an end; `start` and
-    `hints` are texts that it tries to write. Everywhere a new matcher says the same as the one
-    that walked."""
+    `hints` are texts that it tries to write. A new matcher says the same as the one that walked:
+    at the beginning often, then at distances that grow as its work does."""
     choose = random.Random(seed)
     eos = set(TOKENIZERS[tokenizer].eos_ids)
     closing = set(b'"}]')
     matcher, ids = grammars(tokenizer).matcher(grammar), list[int]()
-    planned = ids_of(tokenizer, start)
+    planned, next_look = ids_of(tokenizer, start), 0
     for place in range(most):
         may = allowed(matcher)
         assert may, matcher.error
-        if place % 5 == 0:
+        if place == next_look:
+            next_look += 5 + place // 8
             again = grammars(tokenizer).matcher(grammar)
             assert again.accept(ids)
             assert again.mask() == matcher.mask()

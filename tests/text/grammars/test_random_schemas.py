@@ -14,27 +14,26 @@ import pytest
 from baton_text.grammars.constraints import grammar_of
 from baton_text.grammars.errors import GrammarError
 from baton_text.grammars.grammars import Grammars
-from baton_text.tokenizer import Tokenizer
 from tests.support.engines.random_schemas import (
     one_of_each_key,
     random_answer,
     random_schema,
 )
-from tests.support.engines.text_models import json_artifacts
+from tests.support.engines.text_models import json_tokenizer
 
-TOKENIZER = Tokenizer.from_artifacts(json_artifacts())
 MOST_TOKENS = 300
-CLOSING = frozenset(
-    id
-    for id in range(TOKENIZER.vocab_size)
-    if id not in TOKENIZER.special_ids and set(TOKENIZER.decode([id])) <= set('"}], ')
-)
 FEW, ALL = range(150), range(150, 2000)
 
 
 def check(seeds: Sequence[int], answers: int) -> Counter[str]:
     """Check some answers for the schema of each seed; return how often each outcome occurred."""
-    grammars, outcomes = Grammars(TOKENIZER), Counter[str]()
+    tokenizer = json_tokenizer()
+    grammars, outcomes = Grammars(tokenizer), Counter[str]()
+    closing = frozenset(
+        id
+        for id in range(tokenizer.vocab_size)
+        if id not in tokenizer.special_ids and set(tokenizer.decode([id])) <= set('"}], ')
+    )
     for seed in seeds:
         rng = random.Random(seed)
         schema = random_schema(rng)
@@ -51,10 +50,10 @@ def check(seeds: Sequence[int], answers: int) -> Counter[str]:
         validator = jsonschema_rs.validator_for(schema, validate_formats=True)
         for _ in range(answers):
             ids, end = random_answer(
-                grammars.matcher(grammar), rng, CLOSING, frozenset(TOKENIZER.eos_ids), MOST_TOKENS
+                grammars.matcher(grammar), rng, closing, frozenset(tokenizer.eos_ids), MOST_TOKENS
             )
             outcomes[end] += 1
-            text = TOKENIZER.decode(ids)
+            text = tokenizer.decode(ids)
             assert end != "error", (seed, schema, text)
             if end == "stop":
                 value = json.loads(text, object_pairs_hook=one_of_each_key)

@@ -14,7 +14,7 @@ from baton_text.grammars.grammars import Grammars
 from baton_text.grammars.matcher import Matcher
 from baton_text.parsers.hermes import HERMES
 from baton_text.tokenizer import Tokenizer
-from tests.support.engines.text_models import json_artifacts
+from tests.support.engines.text_models import json_tokenizer
 
 BYTES = Tokenizer.from_artifacts(byte_artifacts())
 GRAMMARS = Grammars(BYTES, BYTE_VOCAB_SIZE)
@@ -133,8 +133,9 @@ def spelt(tokenizer: Tokenizer, *pieces: str) -> list[int]:
     return [ids[piece] for piece in pieces]
 
 
-TOKENIZER = Tokenizer.from_artifacts(json_artifacts())
-WIDE = Grammars(TOKENIZER)
+@pytest.fixture(scope="module")
+def wide() -> Grammars:
+    return Grammars(json_tokenizer())
 
 
 @pytest.mark.parametrize(
@@ -152,10 +153,12 @@ WIDE = Grammars(TOKENIZER)
         (['{"a":', "[", '{"a":1}', "]"], ',"a":', False),
     ],
 )
-def test_tokens_with_whole_keys_repeat_none(before: list[str], token: str, follows: bool) -> None:
-    matcher = WIDE.matcher(grammar_of("json_object", None))
-    assert matcher.accept(spelt(TOKENIZER, *before))
-    [id] = spelt(TOKENIZER, token)
+def test_tokens_with_whole_keys_repeat_none(
+    before: list[str], token: str, follows: bool, wide: Grammars
+) -> None:
+    matcher = wide.matcher(grammar_of("json_object", None))
+    assert matcher.accept(spelt(json_tokenizer(), *before))
+    [id] = spelt(json_tokenizer(), token)
     assert (id in allowed(matcher)) == follows
 
 
