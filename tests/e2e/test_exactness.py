@@ -35,7 +35,7 @@ LENGTHS = (1, BLOCK - 1, BLOCK, BLOCK + 1, CHUNK - 1, CHUNK, CHUNK + 1, 600)
 NODES = ((0, 1), (1, 1), (2, 2))
 # A prompt of 600 tokens and its 40 new tokens take 40 blocks. Each request of the crowd causes
 # preemptions even if it runs alone: its choices start with 7 blocks and grow to 49 or more.
-CROWD, CROWD_TOKENS, CROWD_CHOICES = range(17, 31, 8), 128, 6
+CROWD, CROWD_TOKENS, CROWD_CHOICES = range(17, 31, 4), 128, 6
 ROOMY_BLOCKS, TIGHT_BLOCKS = 1200, 44
 HOST_MEMORY = "8MiB"
 
