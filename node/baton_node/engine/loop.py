@@ -216,8 +216,8 @@ class EngineLoop:
     def _start_job(self, frame: PrefillJob | RunJob) -> None:
         request = frame.request
         hashes: Sequence[BlockHash] = ()
-        # A request for prompt logprobs computes its whole prompt, so it looks up no chunks.
-        if request.params.prompt_logprobs is None:
+        # A request that computes its whole prompt looks up no chunks.
+        if not request.params.reads_no_cache:
             hashes = self._engine.block_hashes(request)
         finished = frozenset(frame.finished if isinstance(frame, RunJob) else ())
         inbox = None
