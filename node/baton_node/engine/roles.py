@@ -114,8 +114,8 @@ class Fetching(Protocol):
         """Fetch nothing more for a parked job. Release its blocks when its fetches have settled."""
 
     def grant_blocks(self) -> None:
-        """Reserve blocks for the jobs that have chunks to fetch, in the order of the engine's policy.
-        Stop at the first for which too few blocks are free."""
+        """Reserve blocks for the jobs that have chunks to fetch, in the order of the engine's
+        policy. Stop at the first for which too few blocks are free."""
 
     def give_blocks_back(self) -> None:
         """Make the last job in that order that holds blocks release them."""

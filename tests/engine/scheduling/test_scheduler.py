@@ -455,7 +455,7 @@ def test_with_priorities_the_lowest_number_goes_first_and_equal_ones_in_order() 
         harness = SchedulerHarness(1000, seqs=1, scheduling_policy=policy)
         for name, priority in (("a", 5), ("b", 0), ("c", -3), ("d", 0)):
             harness.add(name, 4, priority=priority)
-        served = []
+        served: list[str] = []
         while harness.scheduler.waiting:
             served += harness.step()
             harness.finish(harness.scheduler.running[0])
