@@ -36,10 +36,13 @@ AFTERWARDS = 8  # tokens after a preemption
 DRAFTS = 5  # most in a row
 POSITIONS = range(NEW_TOKENS - 4)  # 40 of a greedy request's tokens
 SCHEDULING: tuple[Mapping[str, Any], ...] = (
-    {"scheduling_policy": "priority", "enable_prefix_caching": False},
-    {"long_prefill_token_threshold": 20, "max_long_partial_prefills": 1},
+    {
+        **{"scheduling_policy": "priority", "enable_prefix_caching": False},
+        **{"long_prefill_token_threshold": 20, "max_long_partial_prefills": 1},
+    },
     {"max_num_partial_prefills": 1, "performance_mode": "throughput"},
 )
+IN_ONE_PIECE = {"enable_chunked_prefill": False, "max_batched_tokens": 350, "max_model_len": 350}
 
 
 def subjects() -> list[Request]:
@@ -83,14 +86,13 @@ def in_pieces(bench: Bench) -> None:
 
 def with_scheduling_options(bench: Bench) -> None:
     """In pieces and an order that options choose, in a pool that is too small for all."""
-    one_piece = {"enable_chunked_prefill": False, "max_batched_tokens": 350, "max_model_len": 350}
-    for options in (*SCHEDULING, one_piece):
-        rest = others(7, seed=len(options))
-        engine = bench.engine(**{"kv_blocks": 40, "max_batched_tokens": 48, **options})
-        found = run(engine, rest[:3], steps=2)
+    for options in (*(SCHEDULING if bench.thorough else SCHEDULING[:1]), IN_ONE_PIECE):
+        rest = others(4, seed=len(options))
+        engine = bench.engine(**{"kv_blocks": 28, "max_batched_tokens": 48, **options})
+        found = run(engine, rest[:2], steps=2)
         requests = [
             replace(each, priority=number % 3 - 1)
-            for number, each in enumerate([*rest[3:], *subjects()])
+            for number, each in enumerate([*rest[2:], *subjects()])
         ]
         bench.check_all(f"with {options}", run(engine, requests, found))
     skips = run(engine, [GREEDY.request("again", skip_reading_prefix_cache=True)])
