@@ -5,8 +5,9 @@ timers, reserves blocks for parked requests, runs one engine step, and sends its
 reports. An idle loop sleeps in select() on the server's socket and the file descriptors of the
 connector and of the grammars' worker.
 
-In: PrefillJob, RunJob, FirstTokens, NoFirstTokens, Abort, FinishChoice, Drain, Undrain; chunks and
-inbox entries. Out: Step, JobFailed, Load, CacheEvents, Saved, Drained; chunks and inbox entries.
+In: PrefillJob, RunJob, FirstTokens, NoFirstTokens, Abort, FinishChoice, Drain, Undrain,
+ResetPrefixCache; chunks and inbox entries. Out: Step, JobFailed, Load, CacheEvents, Saved, Drained;
+chunks and inbox entries.
 """
 
 from __future__ import annotations
@@ -50,6 +51,7 @@ from baton_protocol.link import (
     JobFailed,
     NoFirstTokens,
     PrefillJob,
+    ResetPrefixCache,
     RunJob,
 )
 from baton_protocol.store import InboxEntry
@@ -188,6 +190,8 @@ class EngineLoop:
             case Undrain():
                 self._saving = self._draining = False
                 self._write_behind.set_draining(False)
+            case ResetPrefixCache():
+                self._engine.reset_prefix_cache()
             case Start():
                 logger.error("ignoring a second start frame")
 
