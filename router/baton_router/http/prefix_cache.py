@@ -25,7 +25,7 @@ logger = logging.getLogger(__name__)
 
 
 class CacheReset(Closed):
-    """`nodes` are told to forget; `missed` are those that are not connected, or of an older
+    """`nodes` receive the frame; `missed` are those that are not connected, or of an older
     version. `success`: none is missed."""
 
     success: bool

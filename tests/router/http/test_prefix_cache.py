@@ -16,7 +16,7 @@ pytestmark = pytest.mark.integration
 RESET = "/reset_prefix_cache"
 
 
-async def test_each_node_is_told_to_forget_its_cache(decode: FakeNode, other: FakeNode) -> None:
+async def test_each_node_receives_a_reset(decode: FakeNode, other: FakeNode) -> None:
     async with pools.running(decode, other) as client:
         status, reply, _ = await client.post(f"{RESET}?reset_running_requests=true", b"")
         names = [node["id"] for node in (await client.get("/pool"))[1]["nodes"]]
