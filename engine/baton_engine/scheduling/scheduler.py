@@ -256,13 +256,19 @@ class Scheduler:
             if budget == 0:
                 break
             if sequence.running:
-                number = prompts.take(sequence, sequence.due, budget, first=not pieces)
+                number = prompts.take(
+                    sequence, sequence.due, budget, first=self._is_first(pieces, budget)
+                )
                 if number:
                     pieces.append(Piece(sequence, number))
                     budget -= number
                 elif prompts.whole:
                     return 0  # later ones would take the room that it waits for
         return budget
+
+    def _is_first(self, pieces: Seq[Piece], budget: int) -> bool:
+        """Whether a piece would have the step alone: no sequence in flight reserves budget."""
+        return not pieces and budget >= self.limits.tokens
 
     def _schedule_waiting(self, pieces: list[Piece], budget: int, prompts: PromptPieces) -> None:
         at = 0  # of the first waiting sequence that no limit of prompts excludes
@@ -275,7 +281,9 @@ class Scheduler:
             admitted = self._admit_next(at, budget, prompts, pieces)
             if admitted is None:
                 return
-            number = prompts.take(admitted, admitted.due, budget, first=not pieces)
+            number = prompts.take(
+                admitted, admitted.due, budget, first=self._is_first(pieces, budget)
+            )
             pieces.append(Piece(admitted, number))
             budget -= number
 
@@ -286,7 +294,7 @@ class Scheduler:
         due = sequence.due
         if not sequence.blocks:
             due -= self._pool.cached(self._findable(sequence)) * self._block_size
-        return prompts.size(sequence, due, budget, first=not pieces) > 0
+        return prompts.size(sequence, due, budget, first=self._is_first(pieces, budget)) > 0
 
     def _admit_next(
         self, at: int, budget: int, prompts: PromptPieces, pieces: Seq[Piece]
