@@ -226,8 +226,7 @@ class Fetcher:
             return
         # A request has one reservation: a newer attempt waits until the aborted attempt settles.
         held = {parked.job.request.id for parked in self._holding.values()}
-        for seq in sorted(self._wanting):
-            parked = self._wanting[seq]
+        for parked in sorted(self._wanting.values(), key=self._order_of):
             if parked.job.request.id in held:
                 continue
             try:
@@ -239,12 +238,17 @@ class Fetcher:
             if reservation is None:
                 return
             parked.reservation = reservation
-            self._holding[seq] = parked
+            self._holding[parked.job.seq] = parked
             self._apply(parked, parked.state.reserve(reservation.cached))
+
+    def _order_of(self, parked: ParkedRequest) -> tuple[int, int]:
+        """The order in which jobs get blocks: that of the engine's policy."""
+        by_priority = self._engine.scheduling.scheduling_policy == "priority"
+        return parked.job.request.priority if by_priority else 0, parked.job.seq
 
     def give_blocks_back(self) -> None:
         if self._holding:
-            parked = self._holding[max(self._holding)]
+            parked = max(self._holding.values(), key=self._order_of)
             if not parked.state.returning:
                 self._apply(parked, parked.state.give_back())
 

@@ -21,6 +21,7 @@ from baton_engine.attention.interface import AttentionBackend
 from baton_engine.attention.selector import Kernels, attention_for
 from baton_engine.config.engine_config import TorchSettings
 from baton_engine.config.model_config import ModelConfig
+from baton_engine.config.scheduling_options import SchedulingOptions
 from baton_engine.core.engine_core import EngineCore
 from baton_engine.errors import OutOfMemory, SettingsError
 from baton_engine.interface import EngineInfo
@@ -111,6 +112,7 @@ def build_torch(
         *(info, runner, _host_memory(memory, plan)),
         stored=memory if plan.layout.codec == "none" else EncodedMemory(memory),
         overlap=plan.overlap,
+        scheduling=SchedulingOptions.of(settings),
         drafter=make_drafter(
             settings.speculative_config, info.vocab_size, drafting, overlap=plan.overlap
         ),

@@ -132,14 +132,29 @@ class LLM:
         self,
         prompts: Prompt | Sequence[Prompt],
         sampling_params: SamplingParams | Sequence[SamplingParams] | None = None,
+        *,
+        priority: int | Sequence[int] | None = None,
     ) -> list[RequestOutput]:
         """Run one or several prompts together. Outputs are in the order of the prompts, and each
         output's text continues its prompt.
 
-        Without parameters, those of default_sampling_params() apply. Raises InvalidRequest or
+        Without parameters, those of default_sampling_params() apply. With scheduling_policy
+        "priority", prompts with a lower `priority` run first. Raises InvalidRequest or
         PromptTooLong before any prompt is computed.
         """
-        return self._generate(_as_list(prompts), sampling_params, continues_prompt=True)
+        many = _as_list(prompts)
+        return self._generate(
+            many,
+            sampling_params,
+            continues_prompt=True,
+            priorities=_priorities(priority, len(many)),
+        )
+
+    def reset_prefix_cache(self) -> bool:
+        """Forget all cached KV: later prompts are computed. Always returns True, as running
+        requests do not hinder it."""
+        self.engine.reset_prefix_cache()
+        return True
 
     def _generate(
         self,
@@ -147,6 +162,7 @@ class LLM:
         sampling_params: SamplingParams | Sequence[SamplingParams] | None,
         *,
         continues_prompt: bool,
+        priorities: Sequence[int] | None = None,
     ) -> list[RequestOutput]:
         if sampling_params is None:
             sampling_params = self.default_sampling_params()
@@ -155,8 +171,10 @@ class LLM:
         if len(sampling_params) != len(many):
             raise ValueError(f"{len(many)} prompts and {len(sampling_params)} sampling_params")
         runs = [
-            self._prepare(prompt, params, continues_prompt)
-            for prompt, params in zip(many, sampling_params, strict=True)
+            self._prepare(prompt, params, continues_prompt, priority)
+            for prompt, params, priority in zip(
+                many, sampling_params, priorities or [0] * len(many), strict=True
+            )
         ]
         return self._run(runs)
 
@@ -191,7 +209,9 @@ class LLM:
             return SamplingParams()
         return msgspec.convert(self._text.defaults, SamplingParams)
 
-    def _prepare(self, prompt: Prompt, params: SamplingParams, continues_prompt: bool) -> _Run:
+    def _prepare(
+        self, prompt: Prompt, params: SamplingParams, continues_prompt: bool, priority: int
+    ) -> _Run:
         params = _normalised(params)
         params.check()
         if params.seed is None:
@@ -208,6 +228,7 @@ class LLM:
             params=params,
             outputs=((),) * params.n,
             continues_prompt=continues_prompt,
+            priority=priority,
         )
         self._count += 1
         choices = [_Choice(_detokenizer(self._text, request)) for _ in range(params.n)]
@@ -404,6 +425,14 @@ def _normalised(params: SamplingParams) -> SamplingParams:
         raise InvalidRequest(
             f"sampling parameters: {error}", param=field[1] if field else None
         ) from None
+
+
+def _priorities(given: int | Sequence[int] | None, prompts: int) -> list[int]:
+    if given is None or isinstance(given, int):
+        return [given or 0] * prompts
+    if len(given) != prompts:
+        raise ValueError(f"{prompts} prompts and {len(given)} priorities")
+    return list(given)
 
 
 def _as_list(prompts: Prompt | Sequence[Prompt]) -> list[Prompt]:

@@ -29,5 +29,7 @@ block hashes, `KVLayout`, fingerprints and the error classes. Every other packag
 # 3: Resync.
 # 4: Request.time_left.
 # 5: SamplingParams.structured. An older node ignores it, so never send it such a request.
-PROTOCOL_VERSION = 5
+# 6: ResetPrefixCache. Request.priority and SamplingParams.skip_reading_prefix_cache, which an older
+#    node ignores: its answers are the same.
+PROTOCOL_VERSION = 6
 STRUCTURED_SINCE = 5

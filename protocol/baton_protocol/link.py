@@ -1,7 +1,7 @@
 """Frames of the WebSocket from router (client) to node (server).
 
     router -> node   PrefillJob  RunJob  FirstTokens  NoFirstTokens  Abort  DrainNode  ResumeNode
-                     Resync
+                     Resync  ResetPrefixCache
     node -> router   Hello (first frame)  Load  CacheEvents  Deltas  PrefillDone  JobFailed
 
 Every frame about a request carries (request, attempt). The receiver drops frames of an attempt
@@ -18,9 +18,10 @@ aborts them here. Requests that cannot move continue here. A node that exits ret
 that are left with a JobFailed of code DRAINED.
 
 A node closes the link when it gets a frame type that it does not know. So routers send DrainNode
-and ResumeNode only to nodes whose report has a protocol version of at least DRAIN_SINCE, and Resync
-only to nodes that number their cache events. A router of version 1 ignores `leaving` and treats
-DRAINED as any retryable error: it places the request again.
+and ResumeNode only to nodes whose report has a protocol version of at least DRAIN_SINCE,
+ResetPrefixCache from RESET_SINCE on, and Resync only to nodes that number their cache events. A
+router of version 1 ignores `leaving` and treats DRAINED as any retryable error: it places the
+request again.
 """
 
 from __future__ import annotations
@@ -53,6 +54,7 @@ ROUTER_HEADER = "x-baton-router"
 # bytes each) or a prompt's log-probabilities (up to 12 MB).
 MAX_FRAME_BYTES = 64 << 20
 DRAIN_SINCE = 2
+RESET_SINCE = 6
 DRAINED = "drained"
 UNREADABLE_ERROR = ErrorRecord(
     message="the node reported an error that cannot be decoded",
@@ -166,6 +168,10 @@ class ResumeNode(msgspec.Struct, frozen=True, tag="undrain"):
 
 class Resync(msgspec.Struct, frozen=True, tag="resync"):
     """The router missed cache events: list all cached chunks again, as after Hello."""
+
+
+class ResetPrefixCache(msgspec.Struct, frozen=True, tag="reset_cache"):
+    """Forget all cached KV: requests whose jobs come later find none of it on this node."""
 
 
 class Hello(msgspec.Struct, frozen=True, tag="hello"):
@@ -296,7 +302,17 @@ class JobFailed(msgspec.Struct, frozen=True, tag="failed"):
     error: ErrorRecord
 
 
-ToNode = PrefillJob | RunJob | FirstTokens | NoFirstTokens | Abort | DrainNode | ResumeNode | Resync
+ToNode = (
+    PrefillJob
+    | RunJob
+    | FirstTokens
+    | NoFirstTokens
+    | Abort
+    | DrainNode
+    | ResumeNode
+    | Resync
+    | ResetPrefixCache
+)
 ToRouter = Hello | Load | CacheEvents | Deltas | PrefillDone | JobFailed
 
 

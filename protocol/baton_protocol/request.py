@@ -27,7 +27,8 @@ class Request(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     `traceparent` (W3C) names the router's span; "" if the request is not traced.
     `continues_prompt` is True if the answer's text continues the prompt's text, as in a completion;
     a chat message starts a new text. `salt` and `adapter` enter the block hashes. The router
-    derives the salt from the API key; nothing sets an adapter, as no engine has any.
+    derives the salt from the API key; nothing sets an adapter, as no engine has any. An engine with
+    the policy `priority` runs requests with a lower `priority` first.
     """
 
     id: RequestId
@@ -41,6 +42,7 @@ class Request(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     adapter: str = ""
     traceparent: str = ""
     continues_prompt: bool = False
+    priority: int = 0
 
 
 class TokenLogprob(msgspec.Struct, frozen=True, omit_defaults=True):

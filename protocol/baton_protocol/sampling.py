@@ -50,6 +50,9 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tr
     outputs, frequency and presence at the choice's outputs. `logit_bias` holds (id, bias) pairs;
     `allowed_token_ids` None allows all; `bad_words` are id sequences that must not be generated.
     With `structured` each choice matches a grammar, and ends where nothing more can match.
+
+    With `skip_reading_prefix_cache` the prompt is computed without KV of earlier requests; its own
+    KV is cached as ever.
     """
 
     n: int = 1
@@ -75,6 +78,12 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tr
     allowed_token_ids: tuple[int, ...] | None = None
     bad_words: tuple[tuple[int, ...], ...] = ()
     structured: StructuredOutput | None = None
+    skip_reading_prefix_cache: bool = False
+
+    @property
+    def reads_no_cache(self) -> bool:
+        """Whether the prompt is computed without cached KV, which has no logits."""
+        return self.skip_reading_prefix_cache or self.prompt_logprobs is not None
 
     @property
     def penalized(self) -> bool:

@@ -9,6 +9,8 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any
 
+from msgspec.structs import replace
+
 from baton_engine import LLM
 from baton_engine.core.engine_core import EngineCore
 from baton_protocol.request import Request
@@ -33,6 +35,14 @@ BLOCK = 16
 AFTERWARDS = 8  # tokens after a preemption
 DRAFTS = 5  # most in a row
 POSITIONS = range(NEW_TOKENS - 4)  # 40 of a greedy request's tokens
+SCHEDULING: tuple[Mapping[str, Any], ...] = (
+    {
+        **{"scheduling_policy": "priority", "enable_prefix_caching": False},
+        **{"long_prefill_token_threshold": 20, "max_long_partial_prefills": 1},
+    },
+    {"max_num_partial_prefills": 1, "performance_mode": "throughput"},
+)
+IN_ONE_PIECE = {"enable_chunked_prefill": False, "max_batched_tokens": 350, "max_model_len": 350}
 
 
 def subjects() -> list[Request]:
@@ -72,6 +82,25 @@ def in_pieces(bench: Bench) -> None:
                     if (subject.name, choice) in answers:
                         label = f"pieces of {tokens} tokens, {len(requests)} requests"
                         bench.check(label, subject, answers[subject.name, choice], choice)
+
+
+def with_scheduling_options(bench: Bench) -> None:
+    """In pieces and an order that options choose, in a pool that is too small for all."""
+    for options in (*(SCHEDULING if bench.thorough else SCHEDULING[:1]), IN_ONE_PIECE):
+        rest = others(4, seed=len(options))
+        engine = bench.engine(**{"kv_blocks": 28, "max_batched_tokens": 48, **options})
+        found = run(engine, rest[:2], steps=2)
+        requests = [
+            replace(each, priority=number % 3 - 1)
+            for number, each in enumerate([*rest[2:], *subjects()])
+        ]
+        bench.check_all(f"with {options}", run(engine, requests, found))
+    skips = run(engine, [GREEDY.request("again", skip_reading_prefix_cache=True)])
+    bench.check("without a look at the cache", GREEDY, skips["again", 0])
+    cached = engine.load().cached_prompt_tokens_total
+    engine.reset_prefix_cache()
+    bench.check_all("after a reset of the cache", run(engine, subjects()))
+    assert engine.load().cached_prompt_tokens_total == cached
 
 
 def with_overlap(bench: Bench) -> None:
@@ -258,5 +287,6 @@ PATHS: Mapping[str, Callable[[Bench], None]] = {
         with_a_second_model,
         *(from_the_cache, shared_with_running, from_the_host_tier),
         *(preempted, in_a_small_pool, taken_over, offline, as_a_prompt),
+        with_scheduling_options,
     )
 }

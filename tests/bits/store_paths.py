@@ -8,24 +8,25 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from typing import Any
 
 from baton_engine.interface import TokenOut
 from baton_protocol.link import RunJob
 from baton_protocol.request import Request
 from tests.bits.cells import GREEDY, SUBJECTS, Answer, Bench, ids_in, others, token_of
-from tests.bits.paths import POSITIONS, subjects
+from tests.bits.paths import POSITIONS, SCHEDULING, subjects
 from tests.support.nodes.step_loops import LoopNode, hand_off, settle, spin, store_node
 
 PLENTY = 1 << 30  # bytes per second that a node may write behind
 
 
 @contextmanager
-def nodes(bench: Bench, *names: str) -> Iterator[list[LoopNode]]:
+def nodes(bench: Bench, *names: str, **settings: Any) -> Iterator[list[LoopNode]]:
     made: list[LoopNode] = []
     assert bench.store is not None
     try:
         for name in names:
-            engine = bench.engine(kv_blocks=1500, max_batched_tokens=64)
+            engine = bench.engine(kv_blocks=1500, max_batched_tokens=64, **settings)
             made.append(store_node(name, bench.store, engine=engine, write_behind=PLENTY))
         yield made
     finally:
@@ -51,9 +52,9 @@ def finish(all_nodes: Sequence[LoopNode], node: LoopNode, requests: Sequence[Req
     settle(all_nodes)
 
 
-def handed_off(bench: Bench) -> None:
+def handed_off(bench: Bench, **settings: Any) -> None:
     """A prefill node computes the prompt, a decode node the rest, beside others on both."""
-    with nodes(bench, "prefill", "decode") as pair:
+    with nodes(bench, "prefill", "decode", **settings) as pair:
         prefill, decode = pair
         for node, seed in ((prefill, 1), (decode, 2)):
             node.take(*(RunJob(each) for each in others(4, seed=seed)))
@@ -66,6 +67,12 @@ def handed_off(bench: Bench) -> None:
                 first = answer(prefill, subject.name, choice)
                 rest = answer(decode, subject.name, choice)
                 bench.check("handed off", subject, (*first[:1], *rest), choice)
+
+
+def handed_off_with_scheduling_options(bench: Bench) -> None:
+    """Without a prefix cache, KV moves all the same; and some requests go before others."""
+    for settings in SCHEDULING if bench.thorough else SCHEDULING[:1]:
+        handed_off(bench, **settings)
 
 
 def fetched(bench: Bench) -> None:
@@ -102,6 +109,7 @@ def lost(bench: Bench) -> None:
 
 STORE_PATHS: Mapping[str, Callable[[Bench], None]] = {
     "handed off": handed_off,
+    "handed off with scheduling options": handed_off_with_scheduling_options,
     "fetched": fetched,
     "node lost": lost,
 }

@@ -143,6 +143,28 @@ def test_a_pool_gives_a_request_the_bits_of_an_engine_alone(
         assert all(accepted) == (drafts is not None), accepted
 
 
+@pytest.mark.long
+@pytest.mark.integration
+@pytest.mark.parametrize("kind", POOLS)
+def test_a_pool_with_scheduling_options_gives_a_request_the_bits_of_an_engine_alone(
+    kind: str, tiny_model: Callable[[str], Path]
+) -> None:
+    bench = Bench(tiny_model("llama-gqa4"), "bfloat16")
+    prefill, decode = POOLS[kind]
+    options = [
+        *("--scheduling-policy=priority", "--no-enable-prefix-caching"),
+        *("--long-prefill-token-threshold=20", "--max-long-partial-prefills=1"),
+    ]
+    router_flags = ["--handoff=always"] if prefill else []
+    nodes = [*flags(bench), *options]
+    with Cluster(prefill, decode, flags=nodes, router_flags=router_flags) as pool:
+        for label in ("cold", "warm"):
+            check_subjects(bench, pool, f"{kind}, {label}, beside 12", beside=12)
+        load = [node["load"] for node in pool.pool()["nodes"]]
+        assert sum(each["cached_prompt_tokens_total"] for each in load) == 0
+        assert (sum(each["handoffs_total"] for each in load) > 0) == bool(prefill)
+
+
 def test_each_kind_of_pool_has_both_dtypes() -> None:
     assert {(kind, dtype) for _, dtype, kind in CELLS} == {
         (kind, dtype) for kind in POOLS for dtype in DTYPES

@@ -12,7 +12,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from tests.support.clients.http import Answer, complete, text_of
+from tests.support.clients.http import Answer, complete, exchange, text_of
 from tests.support.engines.tiny_models import prompt_of as ids_of
 from tests.support.pools.baton_up import Pool
 
@@ -121,3 +121,29 @@ def test_the_pool_endpoint_reports_the_state_of_each_node(pool: Pool) -> None:
     assert len({node["fingerprint"] for node in state["nodes"]}) == 1
     assert "totals" in state
     assert "store" in state
+
+
+def test_a_reset_clears_the_nodes_caches_and_a_request_may_skip_all_caches(pool: Pool) -> None:
+    prompt = prompt_of(100, seed=41)
+    names = ("cached_prompt_tokens_total", "fetched_chunks_total")
+    answers, counts = [], []
+
+    def send(**fields: object) -> None:
+        before = pool.totals()
+        answers.append(complete(pool.url, prompt, **FIELDS, **fields))
+        after = pool.totals()
+        counts.append([after[name] - before[name] for name in names])
+
+    send()
+    send()
+    assert counts[1][0] > 0
+    reset = exchange(pool.url, "/reset_prefix_cache", {})
+    assert (reset.status, reset.body["success"]) == (200, True)
+    assert len(reset.body["nodes"]) == 4
+    send()
+    assert counts[2][0] == 0
+    assert counts[2][1] > 0  # from the store
+    send(skip_reading_prefix_cache=True)
+    assert counts[3] == [0, 0]
+    assert "reason=no_cache" in answers[3].headers["x-baton-placement"]
+    assert len({str(answer.body["choices"]) for answer in answers}) == 1

@@ -17,6 +17,7 @@ import torch
 from baton_engine import LLM, GuidedDecodingParams, SamplingParams, StructuredOutputsParams
 from baton_engine.core.engine_core import EngineCore
 from baton_engine.errors import ModelError
+from baton_engine.interface import StepResult
 from baton_protocol.errors import InvalidRequest, NotEnoughMemory, PromptTooLong
 from baton_protocol.request import Request
 from tests.support.engines.exactness import Tally, compare, reference
@@ -385,3 +386,48 @@ def test_invalid_structured_output_parameters_are_refused(
 ) -> None:
     with pytest.raises(InvalidRequest, match=message):
         llm.generate("the", SamplingParams(structured=StructuredOutputsParams(**params)))
+
+
+def test_prompts_with_a_lower_priority_run_first_and_ids_are_the_same(
+    tiny_model: Callable[[str], Path],
+) -> None:
+    prompts = [prompt_of(9, seed=seed) for seed in range(3)]
+    params = msgspec.structs.replace(GREEDY, max_tokens=3)
+    folder = tiny_model("qwen3-gqa4")
+    one = LLM(
+        folder,
+        dtype="float32",
+        threads=1,
+        kv_blocks=200,
+        max_num_seqs=1,
+        scheduling_policy="priority",
+        enable_prefix_caching=False,
+    )
+    plain = one.generate(prompts, params)
+    steps: list[str] = []
+    step = one.engine.step
+
+    def watched() -> StepResult:
+        result = step()
+        steps.extend(result.finished)
+        return result
+
+    one.engine.step = watched  # type: ignore[method-assign]
+    outputs = one.generate(prompts, params, priority=[2, -1, 0])
+    assert [output.outputs[0].token_ids for output in outputs] == [
+        output.outputs[0].token_ids for output in plain
+    ]
+    assert steps == [outputs[at].request_id for at in (1, 2, 0)]
+    assert [output.cached_tokens for output in outputs] == [0, 0, 0]
+    with pytest.raises(ValueError, match="3 prompts and 2 priorities"):
+        one.generate(prompts, params, priority=[1, 2])
+
+
+def test_a_reset_or_a_request_that_skips_it_leaves_the_prefix_cache_unused(llm: LLM) -> None:
+    prompt = prompt_of(40, seed=77)
+    skip = msgspec.structs.replace(GREEDY, skip_reading_prefix_cache=True)
+    runs = [llm.generate(prompt, params)[0] for params in (GREEDY, GREEDY, skip)]
+    assert llm.reset_prefix_cache()
+    runs.append(llm.generate(prompt, GREEDY)[0])
+    assert [run.cached_tokens for run in runs] == [0, 32, 0, 0]
+    assert len({tuple(run.outputs[0].token_ids) for run in runs}) == 1

@@ -14,6 +14,9 @@ from tests.support.pools.processes import SIM, Cluster
 # Slow enough that faults hit between two steps, and not in the middle of one.
 SLOW_PREFILL = ("--sim-prefill-ms-per-token=1", "--max-batched-tokens=32")
 SLOW_DECODE = ("--sim-decode-ms=10", "--overlap=on")
+# The requests have priorities, and share the steps of prefill nodes.
+BY_PRIORITY = "--scheduling-policy=priority"
+PIECES = "--long-prefill-token-threshold=24"
 # Shorter than a stream, so that the requests of a node that shuts down move.
 SHORT_DRAIN = "--drain-timeout=0.05"
 # The wait of those rows that freeze only an engine.
@@ -36,12 +39,13 @@ def undisturbed() -> Iterator[Cluster]:
 
 @pytest.fixture(scope="module")
 def pool() -> Iterator[Cluster]:
-    """Two nodes of each role; every request is handed off. One decode node drafts tokens."""
+    """Two nodes of each role; every request is handed off. One decode node drafts tokens, the other
+    has no prefix cache."""
     cluster = Cluster(
         *(2, 2),
-        own_flags={"decode-1": DRAFTS},
-        prefill_flags=[*SLOW_PREFILL, SHORT_DRAIN],
-        decode_flags=[*SLOW_DECODE, SHORT_DRAIN],
+        own_flags={"decode-0": ["--no-enable-prefix-caching"], "decode-1": DRAFTS},
+        prefill_flags=[*SLOW_PREFILL, SHORT_DRAIN, BY_PRIORITY, PIECES],
+        decode_flags=[*SLOW_DECODE, SHORT_DRAIN, BY_PRIORITY],
         router_flags=["--handoff=always", STALL],
     )
     with cluster:

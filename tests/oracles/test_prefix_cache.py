@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from itertools import pairwise
+from typing import Any
 
 import pytest
 
+from baton_engine.config.scheduling_options import SchedulingOptions
 from baton_engine.kv.block_pool import BlockPool
 from baton_engine.scheduling.sequence import blocks_for
 from baton_protocol.hashing import extend_hashes, root_hash
@@ -116,11 +118,22 @@ def test_a_changed_token_changes_the_hashes_of_its_block_and_all_later_ones_O_PF
     assert all(a != b for a, b in pairwise(names))
 
 
-def test_a_request_with_prompt_logprobs_does_not_read_the_cache_O_PFX_9() -> None:
-    engine, runner = engine_of()
+@pytest.mark.parametrize(
+    ("caching", "params"),
+    [
+        (False, {}),
+        (True, {"skip_reading_prefix_cache": True}),
+        (True, {"prompt_logprobs": 0}),
+    ],
+)
+def test_the_cache_is_not_read_if_it_is_off_or_skipped_O_PFX_9(
+    caching: bool, params: dict[str, Any]
+) -> None:
+    engine, runner = engine_of(scheduling=SchedulingOptions(enable_prefix_caching=caching))
     prompt = make_request("a", 40).prompt_ids
     run_all(engine, [make_request("first", prompt, max_tokens=1)])
-    request = make_request("again", prompt, max_tokens=1, prompt_logprobs=0)
+    assert (engine.load().cached_blocks > 0) == caching
+    request = make_request("again", prompt, max_tokens=1, **params)
     parked = engine.reserve(request)
     assert parked is not None
     assert parked.cached == 0

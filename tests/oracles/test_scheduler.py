@@ -7,6 +7,7 @@ from statistics import mean
 
 import pytest
 
+from baton_engine.config.scheduling_options import SchedulingOptions, SchedulingPolicy
 from baton_engine.core.engine_core import EngineCore
 from baton_engine.kv.block_pool import BlockPool
 from baton_protocol.ids import BlockHash
@@ -26,6 +27,24 @@ def test_a_prompt_of_1000_is_computed_in_pieces_of_256_O_SCH_1() -> None:
     engine, runner = engine_of(max_batched_tokens=256)
     run_all(engine, [make_request("a", 1000, max_tokens=1)])
     assert runner.work() == [[(0, 256)], [(256, 256)], [(512, 256)], [(768, 232)]]
+
+
+def test_a_long_prompt_is_cut_at_the_threshold_beside_decodes_O_SCH_2() -> None:
+    options = SchedulingOptions(long_prefill_token_threshold=256)
+    engine, runner = engine_of(max_batched_tokens=2048, scheduling=options)
+    for name in ("B", "C", "D"):
+        engine.submit(make_request(name, 1, max_tokens=9))
+    step(engine)
+    engine.submit(make_request("A", 1000, max_tokens=9))
+    sizes = []
+    for joins in (None, "E", None, None):
+        if joins is not None:
+            engine.submit(make_request(joins, 40, max_tokens=9))
+        tokens = step(engine)
+        sizes.append(sum(row_sizes(runner)))
+        assert ("A" in [token.request for token in tokens]) == (len(sizes) == 4)
+    assert sizes == [3 + 256, 3 + 256 + 40, 4 + 256, 4 + 232]
+    drive(engine)
 
 
 @pytest.mark.parametrize("prompt", [17, 20, 24])
@@ -184,15 +203,21 @@ def test_a_chunked_prompt_does_not_interrupt_another_requests_decode_O_SCH_13() 
     drive(engine)
 
 
-def test_the_preempted_request_is_the_last_to_arrive_O_SCH_14() -> None:
+@pytest.mark.parametrize(
+    ("policy", "running"), [("fcfs", ["R4", "R2", "R1"]), ("priority", ["R1", "R4", "R2"])]
+)
+def test_the_preempted_request_is_the_last_to_arrive_or_the_least_urgent_O_SCH_14(
+    policy: SchedulingPolicy, running: list[str]
+) -> None:
     """The order of arrival is R4, R2, R1, R3. Only R4's next token needs a block."""
-    engine, runner = engine_of(4, num_blocks=7)
-    for name, prompt in (("R4", 4), ("R2", 5), ("R1", 5), ("R3", 5)):
-        engine.submit(make_request(name, prompt))
+    options = SchedulingOptions(scheduling_policy=policy)
+    engine, runner = engine_of(4, num_blocks=7, scheduling=options)
+    for name, prompt, priority in (("R4", 4, 5), ("R2", 5, 10), ("R1", 5, 0), ("R3", 5, 10)):
+        engine.submit(make_request(name, prompt, priority=priority))
     step(engine)
     assert engine.load().free_blocks == 0
     step(engine)
-    assert names_of(engine) == (["R4", "R2", "R1"], ["R3"])
+    assert names_of(engine) == (running, ["R3"])
     assert row_sizes(runner) == [1, 1, 1]
     drive(engine)
 

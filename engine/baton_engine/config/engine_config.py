@@ -17,6 +17,7 @@ from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Annotated, Any, ClassVar, Literal, Self
 
+from baton_engine.config.scheduling_options import SchedulingOptions, SchedulingPolicy
 from baton_engine.config.speculative import SpeculativeConfig
 from baton_engine.errors import SettingsError
 from baton_protocol.errors import exact
@@ -31,6 +32,7 @@ Overlap = Literal["auto", "on", "off"]
 BatchInvariant = Literal["auto", "on", "off"]
 LoadFormat = Literal["auto", "dummy"]
 ModelImpl = Literal["auto", "baton", "transformers"]
+PerformanceMode = Literal["balanced", "interactivity", "throughput"]
 DEVICE_CHOICES = ("cpu", "cuda", "cuda:N")
 _DEVICE = re.compile(r"cpu|cuda(:\d+)?", re.ASCII)
 
@@ -110,10 +112,56 @@ class EngineConfig:
     max_batched_tokens: int | None = option(
         None,
         "tokens computed in one step (default: on cpu 256, in bfloat16 512; on cuda 2048, on a card"
-        " with 40 GB or more 8192)",
+        " with 40 GB or more 8192; see --performance-mode)",
         least=1,
     )
-    max_num_seqs: int = option(256, "sequences computed in one step", least=1)
+    max_num_seqs: int | None = option(
+        None, "sequences computed in one step (default: 256; see --performance-mode)", least=1
+    )
+    performance_mode: PerformanceMode = option(
+        "balanced",
+        "size of a step: the defaults of --max-batched-tokens and --max-num-seqs are doubled for"
+        " throughput, and halved for interactivity",
+    )
+    scheduling_policy: SchedulingPolicy = option(
+        "fcfs",
+        "order of requests in an engine: as they come, or first those with the lowest `priority`;"
+        " the last ones are preempted first",
+    )
+    long_prefill_token_threshold: int = option(
+        0,
+        "most tokens that a step computes of one prompt if there are other requests; 0: no limit",
+        metavar="TOKENS",
+        least=0,
+    )
+    max_num_partial_prefills: int | None = option(
+        None,
+        "most prompts of which a step computes a part only (default: no limit)",
+        metavar="PROMPTS",
+        least=1,
+    )
+    max_long_partial_prefills: int | None = option(
+        None,
+        "most prompts longer than --long-prefill-token-threshold in one step; shorter ones that"
+        " wait behind them go first (default: no limit)",
+        metavar="PROMPTS",
+        least=1,
+    )
+    enable_chunked_prefill: bool = option(
+        True,
+        "compute a long prompt in several steps; without it, a prompt is computed in one, and"
+        " --max-model-len is at most --max-batched-tokens",
+    )
+    enable_prefix_caching: bool = option(
+        True,
+        "use KV of earlier requests on the same node again; --fetch decides about KV in the store",
+    )
+    scheduler_cls: str | None = option(
+        None,
+        "Python class that replaces the scheduler: a subclass of"
+        " baton_engine.scheduling.scheduler.Scheduler",
+        metavar="MODULE:CLASS",
+    )
     max_model_len: int | None = option(
         None,
         "maximum tokens of prompt and answer (default: the model's, or what the KV cache holds)",
@@ -169,6 +217,7 @@ class EngineConfig:
             SpeculativeConfig.parse(self.speculative_config)
         if not is_device(self.device):
             raise _unknown("device", self.device, DEVICE_CHOICES)
+        SchedulingOptions.of(self).check()
         if self.kv_memory is not None and self.kv_blocks is not None:
             raise SettingsError(
                 f"--kv-memory {self.kv_memory} and --kv-blocks {self.kv_blocks} exclude each other"

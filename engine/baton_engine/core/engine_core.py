@@ -25,6 +25,7 @@ import logging
 from collections import Counter
 from collections.abc import Sequence
 
+from baton_engine.config.scheduling_options import DEFAULT_SCHEDULING, SchedulingOptions
 from baton_engine.core.apply_results import ResultReader
 from baton_engine.core.in_flight import InFlightStep, InFlightSteps
 from baton_engine.core.kv_chunks import full_chunks
@@ -50,7 +51,7 @@ from baton_engine.kv.host_blocks import HostMemory
 from baton_engine.kv.host_tier import HostTier
 from baton_engine.scheduling.draft_source import DraftSource
 from baton_engine.scheduling.ranges import Run
-from baton_engine.scheduling.scheduler import Scheduler
+from baton_engine.scheduling.scheduler_class import scheduler_class
 from baton_engine.scheduling.sequence import BlockNaming, RequestState, Submission, given_ids
 from baton_protocol.errors import GrammarDeadEnd, NotEnoughMemory
 from baton_protocol.hashing import extend_hashes, root_hash
@@ -85,23 +86,27 @@ class EngineCore:
         stored: StoredMemory | None = None,
         overlap: bool = False,
         drafter: DraftSource | None = None,
+        scheduling: SchedulingOptions = DEFAULT_SCHEDULING,
     ) -> None:
         if runner.memory.layout != info.layout:
             raise ValueError(f"the runner's pool is {runner.memory.layout}, not {info.layout}")
         self.info = info
+        self.scheduling = scheduling
         self.memory: KVMemory = runner.memory
         # The pool as the store has it: with a codec, in other bytes.
         self.stored: StoredMemory = runner.memory if stored is None else stored
         self.overlap = overlap
         self._runner = runner
         self._drafter = drafter
-        self._pool = BlockPool(info.num_blocks, HostTier(host), info.layout)
-        self._scheduler = Scheduler(
+        caching = scheduling.enable_prefix_caching
+        self._pool = BlockPool(info.num_blocks, HostTier(host), info.layout, caching=caching)
+        self._scheduler = scheduler_class(scheduling.scheduler_cls)(
             self._pool,
             info.layout,
             max_batched_tokens=info.max_batched_tokens,
             max_num_seqs=info.max_num_seqs,
             drafter=drafter,
+            options=scheduling,
         )
         self._limits = RequestLimits(info)
         self._in_flight = InFlightSteps(info, runner, self._pool, self._scheduler)
@@ -144,7 +149,8 @@ class EngineCore:
         blocks are not free or a waiting request has a claim on them.
 
         All known tokens may be cached (the next token may still come from another node); submit()
-        leaves at least one token to compute. A request with prompt_logprobs uses no cached blocks.
+        leaves at least one token to compute. A request with prompt_logprobs, or that asks for it,
+        uses no cached blocks.
 
         Raises InvalidRequest or PromptTooLong for a request that can never run, as submit() does.
         """
@@ -174,8 +180,8 @@ class EngineCore:
           groups: runs that need not be computed for lack of KV in them.
         - `window_landed`: runs that have verified KV in the groups with a window, too. None: the
           same as `landed`. The engine computes the spans outside `landed`, and those outside
-          `window_landed` that a computed token sees. It skips the others. With prompt_logprobs it
-          computes everything and ignores both.
+          `window_landed` that a computed token sees. It skips the others. For a request that uses
+          no cached blocks it computes everything and ignores both.
         - `prefill_only`: end each choice after its first new token.
         - `track`: report Progress. `report_filled`: report Filled.
         - `finished`: choices that are not run.
@@ -222,7 +228,9 @@ class EngineCore:
                 state.pending.append(choice)
             else:
                 self._result.complete.append(complete)
-        self._requests.start_leader(state, reservation, NOTHING if state.asks_prompt else arrived)
+        self._requests.start_leader(
+            state, reservation, NOTHING if state.reads_no_cache else arrived
+        )
         self._requests.forget_if_ended(state, self._result)
 
     def _ends(
@@ -365,6 +373,11 @@ class EngineCore:
         only waits for its turn while others run; otherwise every queue would take the blocks of
         parked requests."""
         return self._starved
+
+    def reset_prefix_cache(self) -> None:
+        """Forget all cached KV, in both tiers: later requests compute their prompts. Running ones
+        keep their blocks, and no token changes."""
+        self._pool.reset_cache()
 
     # --- reports ----------------------------------------------------------------------------------
 

@@ -47,7 +47,7 @@ class Reservations:
         """See EngineCore.reserve. `hashes` name the full blocks of the request's known tokens."""
         if request.id in self._held:
             raise ValueError(f"request {request.id} has a reservation already")
-        findable = hashes if request.params.prompt_logprobs is None else ()
+        findable = () if request.params.reads_no_cache else hashes
         known, size = len(given_ids(request)), self._layout.block_size
         if self._layout.window is not None:
             # The last token, if it is computed again, sees earlier spans than the next one does.

@@ -54,14 +54,20 @@ class TakenBlocks:
 
 class BlockPool:
     """Blocks 1..num_blocks, their reference counts, and the prefix cache over them. Without a
-    layout, there is one group without a window."""
+    layout, there is one group without a window. Without `caching`, the prefix cache stays empty."""
 
     def __init__(
-        self, num_blocks: int, host: HostTier | None = None, layout: KVLayout | None = None
+        self,
+        num_blocks: int,
+        host: HostTier | None = None,
+        layout: KVLayout | None = None,
+        *,
+        caching: bool = True,
     ) -> None:
         if num_blocks < 1:
             raise ValueError(f"a pool of {num_blocks} blocks; at least 1 is needed")
         self.num_blocks = num_blocks
+        self._caching = caching
         self.host = HostTier() if host is None else host
         self._blocks = [Block(BlockId(id)) for id in range(num_blocks + 1)]
         self._free = FreeQueue(self._blocks[1:])
@@ -198,6 +204,8 @@ class BlockPool:
 
     def cached(self, hashes: Sequence[BlockHash]) -> int:
         """Number of leading spans whose KV take() would find now, in both tiers."""
+        if not self._caching:
+            return 0
         layout, full = self._layout, self._full_groups
         cached, host = self._cached, self.host
         found = 0 if full else len(hashes)
@@ -241,6 +249,8 @@ class BlockPool:
         Idempotent. `ends_chunk` says that the block is the last of a chunk."""
         block = self._blocks[id]
         assert block.refs > 0, f"block {id} is registered and nobody holds it"
+        if not self._caching:
+            return
         if block.hash is not None:
             assert block.hash == hash, f"block {id} is registered under another hash"
             return
@@ -250,6 +260,18 @@ class BlockPool:
         elif ends_chunk and hash not in self._chunks:
             self._chunks[hash] = None
             self._note(hash, stored=True)
+
+    def reset_cache(self) -> None:
+        """Forget all cached content, in both tiers. References do not change: a block that a
+        request holds is only not found any more."""
+        for block in self._blocks:
+            block.hash = None
+        self._cached_free = 0
+        self._cached, self._twins = {}, {}
+        self.host.clear()
+        for hash in self._chunks:
+            self._note(hash, stored=False)
+        self._chunks = {}
 
     def _forget(self, block: Block) -> None:
         """Remove a block from the cache. A twin with the same hash replaces it. Without a twin, the

@@ -105,6 +105,12 @@ class HostTier:
         self.loaded += len(slots)
         return [kept.ends_chunk for kept in slots]
 
+    def clear(self) -> None:
+        """Forget all kept content. Copies that were decided are made."""
+        self.move()
+        self.evicted += len(self._kept)
+        self._kept.clear()
+
     def move(self) -> None:
         """Start the queued copies, in order."""
         due, self._due = self._due, []

@@ -44,8 +44,8 @@ class MemoryDemand:
 
     `dtype` is that of weights and of the tensors of a step; the KV's are in the layout.
     `kv_memory` (bytes) or `kv_blocks` is given for a pool of fixed size. Without `max_model_len`,
-    the limit is what the pool can hold. `measured` bytes replace the formulas, also those of the
-    `draft_model` model.
+    the limit is what the pool can hold, and at most `longest`. `measured` bytes replace the
+    formulas, also those of the `draft_model` model.
     """
 
     config: ModelConfig
@@ -57,6 +57,7 @@ class MemoryDemand:
     max_batched_tokens: int
     max_num_seqs: int
     max_model_len: int | None = None
+    longest: int | None = None  # if a prompt must fit one step
     kv_memory: int | None = None
     kv_blocks: int | None = None
     measured: Measured | None = None

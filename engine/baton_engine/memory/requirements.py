@@ -12,6 +12,7 @@ from dataclasses import dataclass
 import msgspec
 from msgspec import UNSET
 
+from baton_engine.config.batch_limits import batch_limits
 from baton_engine.config.engine_config import TorchSettings
 from baton_engine.config.model_config import ModelConfig, compute_dtype
 from baton_engine.errors import SettingsError
@@ -55,6 +56,7 @@ def demand_of(
             f"{config.max_positions}"
         )
     dtype = compute_dtype(config, settings.dtype)
+    limits = batch_limits(settings, batched_tokens(dtype, card))
     return MemoryDemand(
         config=config,
         layout=layout,
@@ -66,9 +68,10 @@ def demand_of(
         and kernels == "triton"
         and not settings.enforce_eager
         and config.bridge is None,
-        max_batched_tokens=settings.max_batched_tokens or batched_tokens(dtype, card),
-        max_num_seqs=settings.max_num_seqs,
+        max_batched_tokens=limits.tokens,
+        max_num_seqs=limits.seqs,
         max_model_len=wanted,
+        longest=limits.longest,
         kv_memory=settings.kv_memory,
         kv_blocks=settings.kv_blocks,
         stored_splits=settings.batch_invariant == "on" and kernels == "triton",

@@ -41,6 +41,7 @@ from baton_engine.memory.requirements import (
 )
 from baton_engine.models.heads.build import OWN_EMBEDDING
 from baton_engine.runner.planned_draft_model import PlannedDraftModel, plan_draft_model
+from baton_engine.scheduling.scheduler_class import scheduler_class
 from baton_engine.weights.checkpoint import weight_files
 from baton_engine.weights.head_files import head_names
 from baton_protocol.layout import KVLayout
@@ -123,6 +124,7 @@ def make_plan(
     """Raises SettingsError or ModelError with a one-line message. `free` returns the free host
     memory in bytes, or None if it is unknown."""
     settings.check()
+    scheduler_class(settings.scheduler_cls)
     config = read_config(settings.model, settings.model_impl, settings.quantization)
     if settings.load_format != "dummy":
         weight_files(settings.model)
@@ -293,7 +295,8 @@ def _max_model_len(demand: MemoryDemand, num_blocks: int) -> int:
     the pool. Raises SettingsError if the pool is too small for the length asked."""
     wanted, room = demand.max_model_len, demand.layout.tokens_in(num_blocks)
     if wanted is None:
-        return min(demand.config.max_positions, room)
+        most = min(demand.config.max_positions, room)
+        return most if demand.longest is None else min(most, demand.longest)
     if wanted > room:
         raise SettingsError(
             f"--max-model-len {wanted} does not fit the KV pool of {room} tokens; "

@@ -10,10 +10,15 @@ no phases. Tokens computed catch up with tokens known, and runs that landed are 
    that hold blocks, then among running ones, this one included. A preempted sequence is queued
    again, and its blocks stay findable in the prefix cache until they are reused.
 2. Running sequences with more tokens missing (chunked prefill), oldest first, while budget remains.
-   They need no new blocks, because a sequence is admitted with blocks for all its known tokens. A
-   prompt whose chunks are published gets at most PUBLISHED_PIECE tokens.
+   They need no new blocks, because a sequence is admitted with blocks for all its known tokens.
+   See `prompt_pieces` for the limits of a piece.
 3. Waiting sequences, oldest first, unless this step preempted a sequence. After the first one that
-   does not fit, only sequences that already hold their blocks are admitted.
+   does not fit, only sequences that already hold their blocks are admitted. If a limit of partly
+   computed prompts is reached, sequences that it does not concern go first.
+
+"Oldest" and "youngest" are by `Sequence.order`: with the policy `priority`, a sequence is before
+all whose request's priority is a larger number. The policy then preempts the last sequence of all,
+waiting or running.
 
 A step may be scheduled ahead, while the previous step is in flight. A sequence whose next token
 that step samples counts as having the token. Two kinds of sequences are left out: those whose next
@@ -37,9 +42,11 @@ from itertools import count
 
 import msgspec
 
+from baton_engine.config.scheduling_options import DEFAULT_SCHEDULING, SchedulingOptions
 from baton_engine.config.step_sizes import PROMPT_ROWS
 from baton_engine.kv.block_pool import BlockPool
 from baton_engine.scheduling.draft_source import DraftSource
+from baton_engine.scheduling.prompt_pieces import PromptPieces
 from baton_engine.scheduling.sequence import Sequence, blocks_for
 from baton_engine.scheduling.step_limits import StepLimits
 from baton_protocol.ids import BlockHash, BlockId
@@ -48,9 +55,6 @@ from baton_protocol.layout import KVLayout
 # While sequences run, an admission leaves 1/WATERMARK of the pool free. Otherwise a sequence could
 # be admitted and then preempted as soon as a running one needs a block.
 WATERMARK = 100
-# Most tokens that a step computes of a prompt whose chunks are published. The chunks of a step are
-# published while the next one runs, so larger pieces would leave more of the transfer to the end.
-PUBLISHED_PIECE = 2048
 
 
 class Piece(msgspec.Struct, frozen=True, gc=False):
@@ -72,15 +76,15 @@ class TailCopy:
     targets: Seq[BlockId]
 
 
-def _age(sequence: Sequence) -> tuple[int, int]:
-    return sequence.key
+def _order(sequence: Sequence) -> tuple[int, ...]:
+    return sequence.order
 
 
 class Scheduler:
     """Queues of sequences over one block pool.
 
-    `waiting` and `running` are sorted by age, oldest first. `preemptions` counts preemptions since
-    the start.
+    `waiting` and `running` are sorted by `Sequence.order`. `preemptions` counts preemptions since
+    the start. A subclass (see --scheduler-cls) may order sequences in another way.
     """
 
     def __init__(
@@ -91,8 +95,11 @@ class Scheduler:
         max_batched_tokens: int,
         max_num_seqs: int,
         drafter: DraftSource | None = None,
+        options: SchedulingOptions = DEFAULT_SCHEDULING,
     ) -> None:
         self._pool = pool
+        self._options = options
+        self._by_priority = options.scheduling_policy == "priority"
         self._drafter = drafter
         self._block_size = layout.block_size
         self._groups = layout.num_groups
@@ -110,12 +117,19 @@ class Scheduler:
 
     # --- queues -------------------------------------------------------------------------------
 
+    def order_of(self, sequence: Sequence) -> tuple[int, ...]:
+        """The order of a sequence, lowest first; must differ from all others'. Asked whenever it is
+        queued."""
+        priority = sequence.state.request.priority if self._by_priority else 0
+        return (priority, *sequence.key)
+
     def add(self, sequence: Sequence) -> None:
-        """Queue a sequence by age. A sequence that has blocks keeps them while it waits."""
+        """Queue a sequence in order. A sequence that has blocks keeps them while it waits."""
         sequence.running = False
-        insort(self.waiting, sequence, key=_age)
+        sequence.order = self.order_of(sequence)
+        insort(self.waiting, sequence, key=_order)
         if sequence.blocks:
-            insort(self._holding, sequence, key=_age)
+            insort(self._holding, sequence, key=_order)
 
     def remove(self, sequence: Sequence) -> list[BlockId]:
         """Remove a sequence and return its blocks. They are still referenced; the caller releases
@@ -171,11 +185,13 @@ class Scheduler:
             return []
         if self._drafter is not None and self.preemptions == before:
             pieces, budget = self._with_drafts(pieces, budget, self._drafter)
-        budget = self._schedule_filling(pieces, filling, budget)
+        alone = len(self.running) + len(self.waiting) == 1
+        prompts = PromptPieces(self._options, alone=alone)
+        budget = self._schedule_filling(pieces, filling, budget, prompts)
         if self.preemptions == before:
-            self._schedule_waiting(pieces, budget)
+            self._schedule_waiting(pieces, budget, prompts)
             while not (pieces or ahead) and self._clear_the_way():
-                self._schedule_waiting(pieces, budget)
+                self._schedule_waiting(pieces, budget, prompts)
         if not ahead:
             self.starved = self.preemptions > before or (self._blocked and not pieces)
         return pieces
@@ -233,42 +249,81 @@ class Scheduler:
                 room, budget = room - number, budget - number
         return pieces, budget
 
-    def _schedule_filling(self, pieces: list[Piece], filling: list[Sequence], budget: int) -> int:
+    def _schedule_filling(
+        self, pieces: list[Piece], filling: list[Sequence], budget: int, prompts: PromptPieces
+    ) -> int:
         for sequence in filling:
             if budget == 0:
                 break
             if sequence.running:
-                number = _piece_of(sequence, budget)
-                pieces.append(Piece(sequence, number))
-                budget -= number
+                number = prompts.take(
+                    sequence, sequence.due, budget, first=self._is_first(pieces, budget)
+                )
+                if number:
+                    pieces.append(Piece(sequence, number))
+                    budget -= number
+                elif prompts.whole:
+                    return 0  # later ones would take the room that it waits for
         return budget
 
-    def _schedule_waiting(self, pieces: list[Piece], budget: int) -> None:
-        while budget and self.waiting and len(self.running) < self.limits.seqs:
-            admitted = self._admit_next()
+    def _is_first(self, pieces: Seq[Piece], budget: int) -> bool:
+        """Whether a piece would have the step alone: no sequence in flight reserves budget."""
+        return not pieces and budget >= self.limits.tokens
+
+    def _schedule_waiting(self, pieces: list[Piece], budget: int, prompts: PromptPieces) -> None:
+        at = 0  # of the first waiting sequence that no limit of prompts excludes
+        while budget and at < len(self.waiting) and len(self.running) < self.limits.seqs:
+            if prompts.limited and not self._gets_tokens(self.waiting[at], budget, prompts, pieces):
+                if prompts.whole:
+                    return
+                at += 1
+                continue
+            admitted = self._admit_next(at, budget, prompts, pieces)
             if admitted is None:
                 return
-            number = _piece_of(admitted, budget)
+            number = prompts.take(
+                admitted, admitted.due, budget, first=self._is_first(pieces, budget)
+            )
             pieces.append(Piece(admitted, number))
             budget -= number
 
-    def _admit_next(self) -> Sequence | None:
+    def _gets_tokens(
+        self, sequence: Sequence, budget: int, prompts: PromptPieces, pieces: Seq[Piece]
+    ) -> bool:
+        """Whether a waiting sequence would get tokens in this step if it were admitted."""
+        due = sequence.due
+        if not sequence.blocks:
+            due -= self._pool.cached(self._findable(sequence)) * self._block_size
+        return prompts.size(sequence, due, budget, first=self._is_first(pieces, budget)) > 0
+
+    def _admit_next(
+        self, at: int, budget: int, prompts: PromptPieces, pieces: Seq[Piece]
+    ) -> Sequence | None:
         if not self._blocked:
-            head = self.waiting[0]
+            head = self.waiting[at]
             if self._admit(head):
                 return head
             self._blocked = True
         # A sequence that holds its blocks takes none that the oldest one needs.
-        return next((holder for holder in self._holding if self._admit(holder)), None)
+        for holder in self._holding:
+            if prompts.limited and not self._gets_tokens(holder, budget, prompts, pieces):
+                continue
+            if self._admit(holder):
+                return holder
+        return None
+
+    def _findable(self, sequence: Sequence) -> Seq[BlockHash]:
+        """Hashes of the blocks that a waiting sequence without blocks may take from the cache. At
+        least one token is left to compute: sampling needs the logits of the last one."""
+        if sequence.state.reads_no_cache:
+            return ()
+        return sequence.hashes_of((sequence.known - 1) // self._block_size)
 
     def _admit(self, sequence: Sequence) -> bool:
         """Give a waiting sequence blocks for all its known tokens, cached blocks first, and run it.
         Returns False, without any effect, if the blocks are not free."""
         size, held = self._block_size, sequence.blocks
-        hashes: Seq[BlockHash] = ()
-        if not held and not sequence.state.asks_prompt:
-            # Leave at least one token to compute: sampling needs the logits of the last one.
-            hashes = sequence.hashes_of((sequence.known - 1) // size)
+        hashes: Seq[BlockHash] = () if held else self._findable(sequence)
         new = blocks_for(sequence.known, size) - len(held) // self._groups
         taken = self._pool.take(new, hashes, spare=0 if held else self.spare)
         if taken is None:
@@ -287,7 +342,7 @@ class Scheduler:
             )
         self.waiting.remove(sequence)
         sequence.running, sequence.blocks_id = True, next(self._blocks_ids)
-        insort(self.running, sequence, key=_age)
+        insort(self.running, sequence, key=_order)
         return True
 
     def _copy_tail(self, sequence: Sequence, blocks: Seq[BlockId], found: int) -> int:
@@ -330,6 +385,8 @@ class Scheduler:
             return True
         while not self._pool.fits(self._groups):
             victim = self._holding[-1] if self._holding else self.running[-1]
+            if self._by_priority:
+                victim = max(victim, self.running[-1], key=_order)
             self._preempt(victim)
             if victim is sequence:
                 return False
@@ -352,8 +409,3 @@ class Scheduler:
         self._pool.release(self.remove(victim))
         self.preemptions += 1
         self.add(victim)
-
-
-def _piece_of(sequence: Sequence, budget: int) -> int:
-    """The number of tokens of a sequence that a step computes."""
-    return min(sequence.due, budget, PUBLISHED_PIECE if sequence.state.track else budget)

@@ -69,9 +69,9 @@ class Sequence:
     made only if fewer tokens than `launch_limit` are known, the awaited one included. A sequence
     `takes_short_path` if it decodes, has no penalty, bad words or grammar, and is past min_tokens:
     a new token can only end it or fill a block. `key` orders sequences by age: (arrival of the
-    request, choice). `penalty_counts` is None without a penalty, `matcher` (the state of the
-    grammar after all outputs) without a grammar. `acceptance` says how often drafts were right,
-    and is None in an engine without drafts.
+    request, choice); `order` is the scheduler's. `penalty_counts` is None without a
+    penalty, `matcher` (the state of the grammar after all outputs) without a grammar. `acceptance`
+    says how often drafts were right, and is None in an engine without drafts.
     """
 
     __slots__ = (
@@ -91,6 +91,7 @@ class Sequence:
         "launched",
         "matcher",
         "max_len",
+        "order",
         "penalty_counts",
         "registered_spans",
         "released_spans",
@@ -105,6 +106,7 @@ class Sequence:
         self.state = state
         self.choice = choice
         self.key = (state.arrival, choice)
+        self.order: tuple[int, ...] = self.key
         self.tokens: list[int] = [*state.request.prompt_ids, *state.outputs_of(choice)]
         self.hashes: list[BlockHash] = list(state.given_hashes)
         self.blocks: list[BlockId] = []
@@ -342,6 +344,11 @@ class RequestState:
         """Whether the leader must compute every prompt token, because the request wants
         prompt_logprobs and cached KV has no logits. Other choices start later and use the cache."""
         return self.params.prompt_logprobs is not None and not self.prompt_done
+
+    @property
+    def reads_no_cache(self) -> bool:
+        """Whether the leader computes the prompt without cached KV."""
+        return self.asks_prompt or (self.params.skip_reading_prefix_cache and not self.prompt_done)
 
     def take_prompt_logprobs(self, start: int, logprobs: Seq[PositionLogprobs]) -> None:
         """Store the prompt logprobs of the piece that begins at token `start`. A preempted leader

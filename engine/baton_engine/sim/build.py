@@ -14,7 +14,9 @@ from typing import Self
 
 import msgspec
 
+from baton_engine.config.batch_limits import DEFAULT_SEQS, batch_limits
 from baton_engine.config.engine_config import EngineConfig, SimConfig, check_bounds
+from baton_engine.config.scheduling_options import DEFAULT_SCHEDULING, SchedulingOptions
 from baton_engine.core.engine_core import EngineCore
 from baton_engine.errors import SettingsError
 from baton_engine.interface import EngineInfo
@@ -35,7 +37,8 @@ FORMULA = "sim/1"
 BYTE_VOCAB_SIZE = 259
 BYTE_EOS_IDS = (257,)
 # Options for which None means the default below.
-OPEN_SIZES = ("chunk_blocks", "max_model_len", "max_batched_tokens")
+OPEN_SIZES = ("chunk_blocks", "max_model_len")
+DEFAULT_BATCHED_TOKENS = 256
 # Settings that cannot change KV. All others are part of the fingerprint.
 NO_KV_SETTINGS = frozenset(
     {
@@ -47,7 +50,7 @@ NO_KV_SETTINGS = frozenset(
         "poison_token",  # ends the process before any KV is written
         # Sizes, schedules and timing
         *("num_blocks", "host_kv_memory", "max_model_len", "max_batched_tokens", "max_num_seqs"),
-        *("overcommit", "overlap", "speculative_config"),
+        *("overcommit", "overlap", "speculative_config", "scheduling"),
         *("prefill_base_ms", "prefill_ms_per_token", "decode_ms", "decode_ms_per_seq"),
     }
 )
@@ -77,11 +80,12 @@ class SimSettings(SimConfig):
     num_blocks: int = 2048  # KV blocks, without the padding block
     host_kv_memory: int = 0  # bytes of the host tier; 0: none
     max_model_len: int = 8192  # tokens; never more than the pool holds
-    max_batched_tokens: int = 256  # per step
-    max_num_seqs: int = 256
+    max_batched_tokens: int = DEFAULT_BATCHED_TOKENS  # per step
+    max_num_seqs: int = DEFAULT_SEQS
     overcommit: bool = False  # skip the check that the sizes fit this machine's memory
     overlap: bool = False  # launch a step before the previous one is read
     speculative_config: str | None = None  # see EngineConfig
+    scheduling: SchedulingOptions = DEFAULT_SCHEDULING
 
     @classmethod
     def of(
@@ -95,8 +99,12 @@ class SimSettings(SimConfig):
     ) -> Self:
         """Settings from `config` and `sim`, with defaults for options that are None. `vocab_size`
         and `eos_ids` are the tokenizer's. Raises SettingsError."""
+        SchedulingOptions.of(config).check()
+        limits = batch_limits(config, DEFAULT_BATCHED_TOKENS)
         asked = config.engine_options()
         sizes = {name: asked[name] for name in OPEN_SIZES if asked[name] is not None}
+        if limits.longest is not None:
+            sizes.setdefault("max_model_len", limits.longest)
         settings = cls(
             model=model,
             **(sim.sim_options() | {"vocab_size": sim.vocab_size or vocab_size}),
@@ -105,10 +113,12 @@ class SimSettings(SimConfig):
             kv_shards=config.kv_shards,
             dtype="float32" if config.dtype == "auto" else config.dtype,
             host_kv_memory=config.host_kv_memory,
-            max_num_seqs=config.max_num_seqs,
+            max_batched_tokens=limits.tokens,
+            max_num_seqs=limits.seqs,
             overcommit=config.overcommit,
             overlap=config.overlap == "on",
             speculative_config=config.speculative_config,
+            scheduling=SchedulingOptions.of(config),
             **sizes,
         )
         if config.kv_blocks is not None:
@@ -236,4 +246,9 @@ def build_sim(
     drafter = make_drafter(
         settings.speculative_config, settings.vocab_size, overlap=settings.overlap
     )
-    return EngineCore(info, runner, host, overlap=settings.overlap, drafter=drafter)
+    return EngineCore(
+        *(info, runner, host),
+        overlap=settings.overlap,
+        drafter=drafter,
+        scheduling=settings.scheduling,
+    )

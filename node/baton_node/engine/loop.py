@@ -5,8 +5,9 @@ timers, reserves blocks for parked requests, runs one engine step, and sends its
 reports. An idle loop sleeps in select() on the server's socket and the file descriptors of the
 connector and of the grammars' worker.
 
-In: PrefillJob, RunJob, FirstTokens, NoFirstTokens, Abort, FinishChoice, Drain, Undrain; chunks and
-inbox entries. Out: Step, JobFailed, Load, CacheEvents, Saved, Drained; chunks and inbox entries.
+In: PrefillJob, RunJob, FirstTokens, NoFirstTokens, Abort, FinishChoice, Drain, Undrain,
+ResetPrefixCache; chunks and inbox entries. Out: Step, JobFailed, Load, CacheEvents, Saved, Drained;
+chunks and inbox entries.
 """
 
 from __future__ import annotations
@@ -50,6 +51,7 @@ from baton_protocol.link import (
     JobFailed,
     NoFirstTokens,
     PrefillJob,
+    ResetPrefixCache,
     RunJob,
 )
 from baton_protocol.store import InboxEntry
@@ -188,6 +190,8 @@ class EngineLoop:
             case Undrain():
                 self._saving = self._draining = False
                 self._write_behind.set_draining(False)
+            case ResetPrefixCache():
+                self._engine.reset_prefix_cache()
             case Start():
                 logger.error("ignoring a second start frame")
 
@@ -216,8 +220,8 @@ class EngineLoop:
     def _start_job(self, frame: PrefillJob | RunJob) -> None:
         request = frame.request
         hashes: Sequence[BlockHash] = ()
-        # A request for prompt logprobs computes its whole prompt, so it looks up no chunks.
-        if request.params.prompt_logprobs is None:
+        # A request that computes its whole prompt looks up no chunks.
+        if not request.params.reads_no_cache:
             hashes = self._engine.block_hashes(request)
         finished = frozenset(frame.finished if isinstance(frame, RunJob) else ())
         inbox = None

@@ -114,11 +114,11 @@ class Fetching(Protocol):
         """Fetch nothing more for a parked job. Release its blocks when its fetches have settled."""
 
     def grant_blocks(self) -> None:
-        """Reserve blocks for the jobs that have chunks to fetch, oldest first. Stop at the first
-        for which too few blocks are free."""
+        """Reserve blocks for the jobs that have chunks to fetch, in the order of the engine's
+        policy. Stop at the first for which too few blocks are free."""
 
     def give_blocks_back(self) -> None:
-        """Make the youngest job that holds blocks release them."""
+        """Make the last job in that order that holds blocks release them."""
 
     def expire_waits(self, now: float) -> None:
         """Stop waiting for those jobs whose timeout has passed; `now` is in seconds of the loop's

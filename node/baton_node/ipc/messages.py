@@ -1,7 +1,7 @@
 """Frames between a node's server process and its engine process, over a socketpair.
 
     server -> engine   Start (first)  PrefillJob  RunJob  FirstTokens  NoFirstTokens  Abort
-                       FinishChoice  Drain  Undrain
+                       FinishChoice  Drain  Undrain  ResetPrefixCache
     engine -> server   EngineReady or SetupFailed (first)  Step  JobFailed  Load  CacheEvents
                        Saved  Drained
 
@@ -25,6 +25,7 @@ from baton_protocol.link import (
     NoFirstTokens,
     PrefillJob,
     RequestStats,
+    ResetPrefixCache,
     RunJob,
 )
 from baton_protocol.request import PositionLogprobs
@@ -112,6 +113,7 @@ ToEngine = (
     | FinishChoice
     | Drain
     | Undrain
+    | ResetPrefixCache
 )
 ToServer = EngineReady | SetupFailed | Step | JobFailed | Load | CacheEvents | Saved | Drained
 

@@ -81,7 +81,7 @@ class Identity:
             artifacts=self.digests,
             revision=self.settings.revision,
             protocol=PROTOCOL_VERSION,
-            max_num_seqs=self.settings.max_num_seqs,
+            max_num_seqs=info.max_num_seqs,
             model_made=self.model_made,
             exact=info.exact,
             weights=info.weights,

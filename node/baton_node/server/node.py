@@ -36,6 +36,7 @@ from baton_protocol.link import (
     Load,
     NoFirstTokens,
     PrefillJob,
+    ResetPrefixCache,
     ResumeNode,
     Resync,
     RunJob,
@@ -166,6 +167,8 @@ class Node:
                 self._draining.end_drain()
             case Resync():
                 self._list_chunks(link)
+            case ResetPrefixCache():
+                self._engine.send(frame)
 
     def _job(self, link: RouterLink, job: PrefillJob | RunJob) -> None:
         request, attempt = job.request.id, job.request.attempt

@@ -98,6 +98,11 @@ class Admission:
         limit = self.limits.of_tenant(tenant).max_call_sequences
         return self._max_call_sequences if limit is None else limit
 
+    @property
+    def shared(self) -> bool:
+        """Whether several tenants share the pool."""
+        return self._shared
+
     async def charge_call(self, tenant: str, prepared: Sequence[Prepared]) -> BudgetBooking | None:
         """Charge the most a call can cost; None without a budget. Raise RateLimited, or
         InvalidRequest if the call costs more than the budget ever holds."""
@@ -128,6 +133,7 @@ class Admission:
                 limits.max_queued,
                 splits=self._rule.splits(turn.load.tokens),
                 begun=begun,
+                rank=prompts[0].priority,
             )
             await self._wait_in_queue(waiter, turn, context, events)
         else:

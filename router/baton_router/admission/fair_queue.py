@@ -3,7 +3,8 @@
 In: waiters, each with its tenant, weight and priority. Out: the next one. Higher priorities go
 first. Tenants of one priority share by weight and tokens with start-time fair queueing: a tenant's
 first waiter starts at the virtual time when the tenant's earlier work has used up its share, and
-the lowest start goes first. Within a tenant the order is first come, first served. If there is no
+the lowest start goes first. Within a tenant the lowest `rank` goes first, and among equal ones the
+first that came: ranks change no tenant's share. If there is no
 room for the first waiter, the caller may try the next tenant's, or the first of the same tenant's
 other lane: split requests and whole ones need different nodes.
 
@@ -16,15 +17,14 @@ place.
 
 from __future__ import annotations
 
-from collections import OrderedDict
+from bisect import bisect_left
 from collections.abc import Iterator
 from dataclasses import dataclass, field
-from itertools import islice
 from operator import itemgetter
 
 from baton_protocol.errors import QueueFull
 
-Lane = OrderedDict["Waiter", int]  # waiter to its number in order of arrival
+Place = tuple[int, int]  # a waiter's rank, and its number in order of arrival
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -32,7 +32,7 @@ class Waiter:
     """One call, waiting for its next prompt. `tokens` is that prompt's expected cost. At most
     `max_queued` calls of its tenant wait to begin. `splits` selects its lane: whether prefill nodes
     compute the prompt. A call has `begun` once one of its prompts was admitted; it is never
-    refused."""
+    refused. `rank` is the priority that the client gave the call, lowest first."""
 
     tenant: str
     tokens: int
@@ -41,6 +41,43 @@ class Waiter:
     max_queued: int | None = None
     splits: bool = False
     begun: bool = False
+    rank: int = 0
+
+
+class _Lane:
+    """Waiters in the order of their places."""
+
+    def __init__(self) -> None:
+        self._places: list[Place] = []
+        self._waiters: list[Waiter] = []
+        self._place_of: dict[Waiter, Place] = {}
+
+    def __len__(self) -> int:
+        return len(self._places)
+
+    def __contains__(self, waiter: Waiter) -> bool:
+        return waiter in self._place_of
+
+    def add(self, waiter: Waiter, number: int) -> None:
+        place = self._place_of[waiter] = (waiter.rank, number)
+        index = bisect_left(self._places, place)
+        self._places.insert(index, place)
+        self._waiters.insert(index, waiter)
+
+    def remove(self, waiter: Waiter) -> None:
+        index = bisect_left(self._places, self._place_of.pop(waiter))
+        del self._places[index], self._waiters[index]
+
+    def first(self) -> list[tuple[Place, Waiter]]:
+        """The first waiter and its place; empty if there is none."""
+        return list(zip(self._places[:1], self._waiters[:1], strict=True))
+
+    def last_to_begin(self) -> list[tuple[Place, Waiter]]:
+        """The same for the last waiter that has not begun."""
+        for waiter in reversed(self._waiters):
+            if not waiter.begun:
+                return [(self._place_of[waiter], waiter)]
+        return []
 
 
 @dataclass(slots=True)
@@ -50,7 +87,7 @@ class _Flow:
     tenant: str
     start: float
     weight: float = 1.0
-    lanes: tuple[Lane, Lane] = field(default_factory=lambda: (OrderedDict(), OrderedDict()))
+    lanes: tuple[_Lane, _Lane] = field(default_factory=lambda: (_Lane(), _Lane()))
     arrivals: int = 0
     begun: int = 0  # how many of the waiters have begun
 
@@ -64,26 +101,20 @@ class _Flow:
         self.arrivals += 1
         self.weight = waiter.weight
         self.begun += waiter.begun
-        self.lanes[waiter.splits][waiter] = self.arrivals
+        self.lanes[waiter.splits].add(waiter, self.arrivals)
 
     def remove(self, waiter: Waiter) -> None:
         self.begun -= waiter.begun
-        del self.lanes[waiter.splits][waiter]
+        self.lanes[waiter.splits].remove(waiter)
 
     def heads(self) -> list[Waiter]:
-        """The first waiter of each lane, in order of arrival."""
-        heads = [(lane[head], head) for lane in self.lanes for head in islice(lane, 1)]
+        """The first waiter of each lane, in order."""
+        heads = [head for lane in self.lanes for head in lane.first()]
         return [head for _, head in sorted(heads, key=itemgetter(0))]
 
     def last(self) -> Waiter:
-        """The latest waiter that has not begun; at least one must exist."""
-        candidates = [
-            (lane[waiter], waiter)
-            for lane in self.lanes
-            for waiter in islice(
-                (candidate for candidate in reversed(lane) if not candidate.begun), 1
-            )
-        ]
+        """The last waiter that has not begun; at least one must exist."""
+        candidates = [last for lane in self.lanes for last in lane.last_to_begin()]
         return max(candidates, key=itemgetter(0))[1]
 
     @property

@@ -32,6 +32,7 @@ from baton_router.http.observers import CONTEXT
 from baton_router.http.openapi import document
 from baton_router.http.plain_path import COMMANDS
 from baton_router.http.pool_routes import PoolRoutes
+from baton_router.http.prefix_cache import RESET_PATH, PrefixCacheRoutes
 from baton_router.openai.answers import ErrorAnswer
 from baton_router.requests.context import RequestContext, valid_client_id
 from baton_router.settings import RouterSettings
@@ -74,7 +75,10 @@ def build_app(api: Api) -> web.Application:
     drains = DrainRoutes(api.pool.fleet, bodies, api.clock, answer_s)
     openapi = web.get("/openapi.json", _openapi)
     app.add_routes(
-        [*api.generation.routes(), *api.pool.routes(), *drains.routes(), openapi],
+        [
+            *(*api.generation.routes(), *api.pool.routes(), *drains.routes()),
+            *(*PrefixCacheRoutes(api.pool.fleet).routes(), openapi),
+        ],
     )
     return app
 
@@ -142,7 +146,7 @@ async def _answer(
             request[CONTEXT].tenant = api.tenants.tenant_of(authorization)
         elif request.path in ADMINS:
             request[CONTEXT].tenant = api.tenants.admin(authorization)
-        elif request.path.startswith(COMMANDS):
+        elif request.path.startswith(COMMANDS) or request.path == RESET_PATH:
             request[CONTEXT].tenant = api.tenants.node_admin(authorization, request.remote)
         if request.match_info.http_exception is None:
             check_type(request)

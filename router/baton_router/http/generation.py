@@ -150,6 +150,7 @@ class GenerationRoutes:
                 max_sequences=self.intake.admission.max_call_sequences(context.tenant_name),
                 ranking=ranking,
                 traceparent=context.traceparent,
+                shared=self.intake.admission.shared,
             )
         call.forget_prompts()
         body.done()

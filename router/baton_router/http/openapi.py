@@ -32,6 +32,7 @@ from baton_protocol.store import Exact
 from baton_router.http.drain import DrainFields, NodeDrain
 from baton_router.http.media_types import EVENTS_TYPE, JSON_TYPE, TEXT_TYPE
 from baton_router.http.pool_records import Pool
+from baton_router.http.prefix_cache import RESET_PATH, CacheReset
 from baton_router.http.readiness import Health, Readiness
 from baton_router.observability.explanation import Explanation
 from baton_router.openai.answers import (
@@ -92,6 +93,14 @@ SECURITY: Json = {
 ALL_NODES: Json = {
     "description": "Check every node, and list those that are not ready.",
     "schema": {"type": "string", "enum": ["1", "true", "0", "false"], "default": "0"},
+}
+NO_EFFECT: Json = {
+    "description": "No effect: running requests do not hinder a reset.",
+    "schema": {"type": "string", "enum": ["true", "false"], "default": "false"},
+}
+NOT_SERVED: Json = {
+    "description": "Whether to clear the KV store, which is not supported.",
+    "schema": {"type": "string", "enum": ["false"], "default": "false"},
 }
 REQUEST_ID: Json = {
     "name": "x-request-id",
@@ -301,6 +310,17 @@ OPERATIONS = (
         description="Undoes a drain. The router answers once the node takes requests again.",
         answers={200: NodeDrain},
         errors=_ADMIN,
+    ),
+    OpenAPIOperation(
+        method="POST",
+        path=RESET_PATH,
+        tag="operations",
+        summary="Reset the prefix caches",
+        description="All nodes forget the KV in their prefix caches. Running requests go on; the KV"
+        " store is not cleared.",
+        answers={200: CacheReset},
+        errors=(*_KEYED, Forbidden, InvalidRequest),
+        query={"reset_running_requests": NO_EFFECT, "reset_external": NOT_SERVED},
     ),
     OpenAPIOperation(
         method="GET",

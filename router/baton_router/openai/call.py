@@ -124,6 +124,11 @@ class Call(Protocol):
         ...
 
     @property
+    def priority(self) -> int:
+        """Lower ones go first."""
+        ...
+
+    @property
     def continues_prompt(self) -> bool:
         """The value for Request.continues_prompt."""
         ...

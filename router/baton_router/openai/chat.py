@@ -75,6 +75,7 @@ class ChatCall:
     add_special_tokens: bool
     continues_prompt: bool
     truncation: Truncation | None
+    priority: int
     echoed: str
     names: Mapping[str, str]
     default_max_tokens: int | None = None
@@ -114,6 +115,7 @@ class ChatCall:
             add_special_tokens=fields.add_special_tokens,
             continues_prompt=fields.continue_final_message,
             truncation=Truncation.from_fields(fields),
+            priority=fields.priority or 0,
             echoed=last["content"] if echoes else "",
         )
 

@@ -98,6 +98,7 @@ class CompletionCall:
     echo: bool
     prompt_logprobs: int | None
     truncation: Truncation | None
+    priority: int
     names: Mapping[str, str]
     default_max_tokens: int | None = DEFAULT_MAX_TOKENS
     continues_prompt: bool = True
@@ -137,6 +138,7 @@ class CompletionCall:
             echo=fields.echo,
             prompt_logprobs=requested,
             truncation=Truncation.from_fields(fields),
+            priority=fields.priority or 0,
             names=names,
         )
 

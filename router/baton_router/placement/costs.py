@@ -51,6 +51,7 @@ class RequestFacts:
     store_up: bool = True
     resumed: bool = False
     prompt_logprobs: bool = False
+    reads_no_cache: bool = False
     stored_before: Ints = field(init=False, compare=False)  # [i]: stored ones of the first i chunks
 
     def __post_init__(self) -> None:

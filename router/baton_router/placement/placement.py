@@ -22,6 +22,7 @@ PlacementReason = Literal[
     "store_down",
     "resumed",
     "prompt_logprobs",
+    "no_cache",
 ]
 
 

@@ -88,6 +88,8 @@ def place(
         return chooser.make_placement(
             whole, "prompt_logprobs", "one node must compute the whole prompt"
         )
+    if facts.reads_no_cache:
+        return chooser.make_placement(whole, "no_cache", "the request reads no cached KV")
     if facts.resumed:
         return chooser.make_placement(whole, "resumed", "the client already has tokens")
     if policy.handoff == "never":

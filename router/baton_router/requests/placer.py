@@ -72,8 +72,8 @@ class Placer:
         sample = next(self.view.ready(request.prepared.kind), None)
         if sample is None:
             return Missing("decode", policy.missing_role)
-        # Prompt logprobs need the whole prompt computed, so cached chunks do not help.
-        chunks = () if record.asks_prompt_logprobs else request.prepared.chunks
+        # If the whole prompt is computed, cached chunks do not help.
+        chunks = () if record.reads_no_cache else request.prepared.chunks
         facts = RequestFacts(
             prompt_tokens=len(record.request.prompt_ids) + record.tokens,
             chunk_tokens=sample.report.layout.chunk_tokens,
@@ -83,6 +83,7 @@ class Placer:
             store_up=self.store_up,
             resumed=record.tokens > 0,
             prompt_logprobs=record.asks_prompt_logprobs,
+            reads_no_cache=record.reads_no_cache,
         )
         refused = {node for node, until in request.refused.items() if until > now}
         if record.request.params.structured is not None:

@@ -17,7 +17,8 @@ class Prepared:
     """`chunks` names the prompt's full chunks. Only nodes of `kind` can run the request. `deadline`
     is a time of the router's clock (None: no deadline). `wanted` is the model name from the client,
     if it sent one. If `fills` is True, the answer may use the rest of the context. `ranking` is the
-    placement policy the client asked for. `parsing` parses the answer (None: plain text)."""
+    placement policy the client asked for. `parsing` parses the answer (None: plain text).
+    `priority` orders the client's own requests; that of the request is for engines."""
 
     request: Request
     chunks: tuple[BlockHash, ...]
@@ -27,6 +28,7 @@ class Prepared:
     ranking: Ranking | None = None
     deadline: float | None = None
     parsing: AnswerParsing | None = None
+    priority: int = 0
 
     @property
     def kind(self) -> Kind:

@@ -370,6 +370,11 @@ class RequestRecord:
         return not self.tokens and not self._prompt_sent
 
     @property
+    def reads_no_cache(self) -> bool:
+        """True if one node must compute the prompt, without cached KV."""
+        return self.asks_prompt_logprobs or self.request.params.skip_reading_prefix_cache
+
+    @property
     def asks_prompt_logprobs(self) -> bool:
         """True if the client asked for the prompt's logprobs and does not have them yet."""
         return self.request.params.prompt_logprobs is not None and not self._prompt_sent

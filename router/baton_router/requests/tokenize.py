@@ -56,10 +56,12 @@ async def prepare(
     max_sequences: int | None = None,
     ranking: Ranking | None = None,
     traceparent: str = "",
+    shared: bool = False,
 ) -> list[Prepared]:
     """Tokenize and check every prompt of the call. Raise InvalidRequest or PromptTooLong before any
     is placed. A call for more than `max_sequences` sequences fails before tokenization. `deadline`
-    is a time of the router's clock."""
+    is a time of the router's clock. In a `shared` pool a client may let other tenants go first, but
+    not go before them: engines get no priority below 0."""
     prompts = await _render_prompts(call, serving)
     _check_sequences(len(prompts), call.sampling.get("n", 1), max_sequences)
     parsing = call.parsing(serving.model, prompts)
@@ -98,12 +100,14 @@ async def prepare(
             salt=tenant.salt,
             traceparent=traceparent,
             continues_prompt=call.continues_prompt,
+            priority=max(0, call.priority) if shared else call.priority,
         )
         chunks = await _hash_chunks(ids, serving.sample, tenant.salt)
         fills = sampling.get("max_tokens") is None and call.default_max_tokens is None
         prepared.append(
             Prepared(
-                *(request, chunks, serving, call.options.model, fills, ranking, deadline), parsing
+                *(request, chunks, serving, call.options.model, fills, ranking, deadline),
+                *(parsing, call.priority),
             )
         )
     return prepared

@@ -12,6 +12,7 @@ import msgspec
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from baton_engine.config.scheduling_options import SchedulingOptions
 from baton_engine.core.engine_core import EngineCore
 from baton_engine.interface import Reservation
 from baton_engine.speculation.draft_kv import DraftKV
@@ -33,7 +34,7 @@ from tests.support.engines.landing import (
 from tests.support.engines.proposers import Guesses, drafter, sim_draft_model
 
 MAX_STEPS = 4000
-ACTIONS = ["park", "submit", "step", "step", "abort", "stop", "fail", "unhold"]
+ACTIONS = ["park", "submit", "step", "step", "abort", "stop", "fail", "unhold", "reset"]
 LANDED = st.sets(st.integers(0, 9))  # indexes of the spans that land
 Groups = tuple[KVGroup, ...]
 # How many of 10 drafts are right; None: no drafts; "model": a second model drafts, with few blocks.
@@ -44,6 +45,21 @@ BLOCKS_ALONE = 40
 # Blocks of the host tier: none, fewer than a request has, about as many as the pool, and more than
 # all requests need.
 HOST = st.sampled_from([0, 1, 3, 12, 400]).map(host_bytes)
+SCHEDULING = st.one_of(
+    st.builds(
+        SchedulingOptions,
+        scheduling_policy=st.sampled_from(["fcfs", "priority"]),
+        long_prefill_token_threshold=st.just(5),
+        max_num_partial_prefills=st.sampled_from([None, 1, 2]),
+        max_long_partial_prefills=st.sampled_from([None, 1]),
+        enable_prefix_caching=st.booleans(),
+    ),
+    st.builds(
+        SchedulingOptions,
+        enable_chunked_prefill=st.booleans(),
+        enable_prefix_caching=st.booleans(),
+    ),
+)
 
 
 @st.composite
@@ -61,6 +77,7 @@ def requests(draw: st.DrawFn) -> list[Request]:
                 max_tokens=draw(st.integers(1, 20)),
                 temperature=draw(st.sampled_from([0.0, 1.0])),
                 seed=draw(st.integers(0, 3)),
+                priority=draw(st.integers(-1, 1)),
                 **draw(optional_params()),
             )
         )
@@ -81,6 +98,7 @@ def optional_params(draw: st.DrawFn) -> dict[str, Any]:
             tuple
         ),
         "prompt_logprobs": st.integers(0, 2),
+        "skip_reading_prefix_cache": st.just(True),
     }
     names = draw(st.lists(st.sampled_from(sorted(fields)), max_size=3, unique=True))
     return {name: draw(fields[name]) for name in names}
@@ -147,6 +165,7 @@ def pool_of(blocks: int, groups: Groups) -> dict[str, Any]:
     eos_every=st.sampled_from([0, 5]),
     overlap=st.booleans(),
     right=RIGHT,
+    scheduling=SCHEDULING,
 )
 @settings(max_examples=150)
 def test_ids_do_not_depend_on_the_pool_host_tier_budget_batch_or_overlap(
@@ -159,6 +178,7 @@ def test_ids_do_not_depend_on_the_pool_host_tier_budget_batch_or_overlap(
     eos_every: int,
     overlap: bool,
     right: Right,
+    scheduling: SchedulingOptions,
 ) -> None:
     answers = ids_alone(wanted, groups=groups, eos_every=eos_every)
     drafts = Drafts.of(answers, right, groups)
@@ -170,6 +190,7 @@ def test_ids_do_not_depend_on_the_pool_host_tier_budget_batch_or_overlap(
         max_num_seqs=seqs,
         eos_every=eos_every,
         overlap=overlap,
+        scheduling=scheduling,
     )
     run = Run()
     for request in wanted:
@@ -320,6 +341,7 @@ class NodeLoop:
     host=HOST,
     overlap=st.booleans(),
     right=RIGHT,
+    scheduling=SCHEDULING,
     data=st.data(),
 )
 @settings(max_examples=150)
@@ -330,6 +352,7 @@ def test_any_order_of_reservations_landings_aborts_and_failures_changes_no_ids(
     host: int,
     overlap: bool,
     right: Right,
+    scheduling: SchedulingOptions,
     data: st.DataObject,
 ) -> None:
     whole = ids_alone(wanted, groups=groups)
@@ -343,6 +366,7 @@ def test_any_order_of_reservations_landings_aborts_and_failures_changes_no_ids(
         max_batched_tokens=8,
         max_num_seqs=4,
         overlap=overlap,
+        scheduling=scheduling,
     )
     loop = NodeLoop(engine, donor)
     todo = list(wanted)
@@ -367,6 +391,9 @@ def test_any_order_of_reservations_landings_aborts_and_failures_changes_no_ids(
             runner.fails = data.draw(st.sampled_from(["launch", "read"]))
         elif action == "unhold" and loop.held:
             loop.engine.unhold(loop.held.pop())
+        elif action == "reset":
+            loop.engine.reset_prefix_cache()
+            assert loop.engine.cached_chunks() == ()
         else:
             loop.step()
         loop.engine.check_integrity()

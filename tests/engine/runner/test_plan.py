@@ -14,11 +14,12 @@ import pytest
 import torch
 
 from baton_engine.build import build_torch
-from baton_engine.config.engine_config import TorchSettings
+from baton_engine.config.engine_config import EngineConfig, SimConfig, TorchSettings
 from baton_engine.errors import SettingsError
 from baton_engine.memory.demand import Measured, MemoryBudget
 from baton_engine.memory.estimate import fixed_bytes, pool_bytes
 from baton_engine.runner.plan import EnginePlan, find_device, make_plan, unused_gpus
+from baton_engine.sim.build import SimSettings
 from tests.support.engines.torch_engines import small_engine
 
 MIB, GIB = 1 << 20, 1 << 30
@@ -278,3 +279,62 @@ def test_batch_invariance_with_torchs_kernels_is_refused_with_a_gpu(
     with_a_gpu(monkeypatch)
     with pytest.raises(SettingsError, match="--batch-invariant on needs --kernels triton on cuda"):
         plan_of(folder, device="cuda", kernels="torch", batch_invariant="on")
+
+
+@pytest.mark.parametrize(
+    ("options", "tokens", "seqs", "longest"),
+    [
+        ({}, 256, 256, 512),
+        ({"performance_mode": "throughput"}, 512, 512, 512),
+        ({"performance_mode": "interactivity"}, 128, 128, 512),
+        (
+            {"performance_mode": "throughput", "max_num_seqs": 9, "max_batched_tokens": 300},
+            *(300, 9, 512),
+        ),
+        ({"enable_chunked_prefill": False}, 256, 256, 256),
+        ({"enable_chunked_prefill": False, "max_model_len": 400}, 400, 256, 400),
+        ({"enable_chunked_prefill": False, "max_batched_tokens": 64}, 64, 256, 64),
+    ],
+)
+def test_options_set_the_sizes_of_a_step(
+    options: dict[str, Any], tokens: int, seqs: int, longest: int, folder: Path
+) -> None:
+    plan = plan_of(folder, kv_blocks=32, dtype="float32", **options)
+    assert (plan.demand.max_batched_tokens, plan.demand.max_num_seqs) == (tokens, seqs)
+    assert plan.max_model_len == longest
+    sim = SimSettings.of(EngineConfig(**options), SimConfig(), model="m")
+    assert (sim.max_batched_tokens, sim.max_num_seqs) == (tokens, seqs)
+    assert sim.max_model_len == (8192 if options.get("enable_chunked_prefill", True) else longest)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (
+            {"enable_chunked_prefill": False, "max_batched_tokens": 64, "max_model_len": 65},
+            "--max-batched-tokens 64 is less than --max-model-len 65, and --no-enable-chunked-pre",
+        ),
+        (
+            {"enable_chunked_prefill": False, "long_prefill_token_threshold": 9},
+            "--long-prefill-token-threshold 9 cuts prompts, and --no-enable-chunked-prefill",
+        ),
+        ({"max_long_partial_prefills": 2}, "2 needs --long-prefill-token-threshold"),
+        (
+            {
+                "long_prefill_token_threshold": 9,
+                "max_long_partial_prefills": 2,
+                "max_num_partial_prefills": 1,
+            },
+            "--max-long-partial-prefills 2 is more than --max-num-partial-prefills 1",
+        ),
+        ({"scheduling_policy": "lifo"}, "--scheduling-policy lifo is unknown; use fcfs, priority"),
+        ({"performance_mode": "fast"}, "--performance-mode fast is unknown; use balanced"),
+        ({"scheduler_cls": "os:path"}, "--scheduler-cls os:path is no subclass"),
+        ({"max_num_partial_prefills": 0}, "--max-num-partial-prefills is 0; it must be at least 1"),
+    ],
+)
+def test_options_that_contradict_each_other_are_named(
+    options: dict[str, Any], message: str, folder: Path
+) -> None:
+    with pytest.raises(SettingsError, match=message):
+        plan_of(folder, kv_blocks=32, dtype="float32", **options)

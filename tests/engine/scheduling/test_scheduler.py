@@ -7,6 +7,8 @@ from typing import Any
 
 import pytest
 
+from baton_engine.config.scheduling_options import SchedulingOptions
+from baton_engine.errors import SettingsError
 from baton_engine.kv.block_pool import BlockPool
 from baton_engine.scheduling.scheduler import Piece, Scheduler
 from baton_engine.scheduling.sequence import (
@@ -16,10 +18,11 @@ from baton_engine.scheduling.sequence import (
     Submission,
     blocks_for,
 )
+from baton_engine.sim.build import SimSettings, build_sim
 from baton_protocol.hashing import extend_hashes
 from baton_protocol.ids import BlockHash
 from tests.support.engines.demands import kv_layout
-from tests.support.engines.engine_core import make_request
+from tests.support.engines.engine_core import make_request, run_all, scripted
 
 BLOCK = 4
 LAYOUT = kv_layout(block=BLOCK)
@@ -30,9 +33,15 @@ class SchedulerHarness:
     """A scheduler in a minimal engine, which computes pieces and appends a token to each sequence
     that is fully computed."""
 
-    def __init__(self, blocks: int, *, budget: int = 1000, seqs: int = 100) -> None:
+    def __init__(self, blocks: int, *, budget: int = 1000, seqs: int = 100, **options: Any) -> None:
+        """`options` are those of SchedulingOptions."""
         self.pool = BlockPool(blocks)
-        self.scheduler = Scheduler(self.pool, LAYOUT, max_batched_tokens=budget, max_num_seqs=seqs)
+        self.scheduler = Scheduler(
+            *(self.pool, LAYOUT),
+            max_batched_tokens=budget,
+            max_num_seqs=seqs,
+            options=SchedulingOptions(**options),
+        )
         self.arrivals = 0
 
     def sequence(self, name: str, prompt: int, *, track: bool = False, **params: Any) -> Sequence:
@@ -52,9 +61,11 @@ class SchedulerHarness:
         self.scheduler.add(sequence)
         return sequence
 
-    def add_holding(self, name: str, prompt: int, *, blocks: int | None = None) -> Sequence:
+    def add_holding(
+        self, name: str, prompt: int, *, blocks: int | None = None, priority: int = 0
+    ) -> Sequence:
         """Add a sequence that already holds blocks, as from a reservation."""
-        sequence = self.sequence(name, prompt)
+        sequence = self.sequence(name, prompt, priority=priority)
         held = blocks_for(prompt, BLOCK) if blocks is None else blocks
         sequence.set_blocks(self.pool.allocate(held))
         self.scheduler.add(sequence)
@@ -370,3 +381,149 @@ def test_sequences_lists_running_sequences_first() -> None:
     harness.step()
     harness.add("b", 4)
     assert harness.names(list(harness.scheduler.sequences())) == ["a", "b"]
+
+
+# --- options --------------------------------------------------------------------------------------
+
+THRESHOLD = {"long_prefill_token_threshold": 30}
+
+
+@pytest.mark.parametrize(
+    ("options", "steps"),
+    [
+        ({}, [{"d": 1, "a": 90, "b": 9}, {"d": 1, "a": 1, "b": 61, "c": 8}]),
+        (THRESHOLD, [{"d": 1, "a": 30, "b": 30, "c": 8}, {"d": 1, "a": 30, "b": 30, "c": 1}]),
+        (
+            THRESHOLD | {"max_long_partial_prefills": 1},
+            [
+                {"d": 1, "a": 30, "c": 8},
+                {"d": 1, "a": 30, "c": 1},
+                {"d": 1, "a": 30, "b": 30, "c": 1},
+            ],
+        ),
+        (
+            THRESHOLD | {"max_num_partial_prefills": 1},
+            [
+                {"d": 1, "a": 30, "c": 8},
+                {"d": 1, "a": 30, "c": 1},
+                {"d": 1, "a": 30, "b": 30, "c": 1},
+            ],
+        ),
+        (
+            {"enable_chunked_prefill": False},
+            [{"d": 1, "a": 90}, {"d": 1, "a": 1, "b": 70, "c": 8}],
+        ),
+    ],
+)
+def test_options_limit_the_prompts_of_a_step(
+    options: dict[str, Any], steps: list[dict[str, int]]
+) -> None:
+    harness = SchedulerHarness(1000, budget=100, **options)
+    harness.add("d", 1)
+    harness.step()
+    for name, prompt in (("a", 90), ("b", 70), ("c", 8)):
+        harness.add(name, prompt)
+    assert [harness.step() for _ in steps] == steps
+
+
+def test_no_threshold_holds_for_a_prompt_that_is_alone() -> None:
+    harness = SchedulerHarness(1000, budget=100, **THRESHOLD)
+    harness.add("a", 150)
+    assert harness.step() == {"a": 100}
+    harness.add("b", 50)
+    assert harness.step() == {"a": 30, "b": 30}
+
+
+@pytest.mark.parametrize("running", [False, True])
+def test_a_prompt_in_one_piece_is_cut_only_if_no_step_has_room_for_it(running: bool) -> None:
+    """The limit of a step was lowered, because the device lacks memory."""
+    harness = SchedulerHarness(1000, budget=10, enable_chunked_prefill=False)
+    if running:
+        decoding = harness.add("d", 1)
+        harness.step()
+    harness.add("a", 25)
+    harness.add("b", 3)
+    if running:
+        assert [harness.step() for _ in range(3)] == [{"d": 1}] * 3
+        harness.finish(decoding)
+    steps = [{"a": 10}, {"a": 10}, {"a": 5, "b": 3}]
+    assert [harness.step() for _ in steps] == steps
+
+
+def test_with_priorities_the_lowest_number_goes_first_and_equal_ones_in_order() -> None:
+    for policy, order in (("fcfs", ["a", "b", "c", "d"]), ("priority", ["c", "b", "d", "a"])):
+        harness = SchedulerHarness(1000, seqs=1, scheduling_policy=policy)
+        for name, priority in (("a", 5), ("b", 0), ("c", -3), ("d", 0)):
+            harness.add(name, 4, priority=priority)
+        served: list[str] = []
+        while harness.scheduler.waiting:
+            served += harness.step()
+            harness.finish(harness.scheduler.running[0])
+        assert served == order, policy
+
+
+@pytest.mark.parametrize(
+    ("policy", "victims"), [("fcfs", ["r4", "r3"]), ("priority", ["r3", "r2"])]
+)
+def test_the_victim_has_the_largest_priority_and_then_the_latest_arrival_O_SCH_14(
+    policy: str, victims: list[str]
+) -> None:
+    """The oracle's requests, in order of arrival: R4 (5, 1), R2 (10, 3), R1 (0, 5), R3 (10, 7)."""
+    harness = SchedulerHarness(8, scheduling_policy=policy)
+    arrivals = (("r4", 5), ("r2", 10), ("r1", 0), ("r3", 10))
+    if policy == "fcfs":  # the last in running
+        arrivals = (("r1", 0), ("r2", 10), ("r3", 10), ("r4", 5))
+    for name, priority in arrivals:
+        harness.add(name, 2 * BLOCK, priority=priority)
+    harness.step()
+    assert harness.scheduler.preemptions == 0
+    before = list(harness.running)
+    harness.step()
+    assert [name for name in before if name not in harness.running] == sorted(
+        victims, key=before.index
+    )
+    assert harness.scheduler.preemptions == 2
+
+
+def test_under_priority_a_waiting_sequence_keeps_its_blocks_if_a_running_one_is_less_urgent() -> (
+    None
+):
+    for policy, preempted in (("fcfs", "held"), ("priority", "last")):
+        harness = SchedulerHarness(4, seqs=2, scheduling_policy=policy)
+        harness.add("first", BLOCK)
+        harness.add("last", BLOCK, priority=9)
+        harness.step()
+        held = harness.add_holding("held", 2 * BLOCK, priority=1)
+        harness.step()
+        assert harness.scheduler.preemptions == 1
+        assert bool(held.blocks) == (preempted == "last")
+        assert ("last" in harness.running) == (preempted == "held")
+
+
+class ShortestFirst(Scheduler):
+    """A scheduler of another package."""
+
+    def order_of(self, sequence: Sequence) -> tuple[int, ...]:
+        return (sequence.known, *sequence.key)
+
+
+def test_another_class_orders_sequences_in_its_own_way() -> None:
+    name = f"{__name__}:ShortestFirst"
+    engine, runner = scripted(scheduling=SchedulingOptions(scheduler_cls=name), max_num_seqs=1)
+    run = run_all(engine, [make_request(name, size) for name, size in (("a", 9), ("b", 3))])
+    assert [len(rows[0].tokens) for rows in runner.steps if len(rows[0].tokens) > 1] == [3, 9]
+    assert sorted(run.finished) == ["a", "b"]
+
+
+@pytest.mark.parametrize(
+    ("name", "message"),
+    [
+        ("baton_engine.llm.LLM", "--scheduler-cls baton_engine.llm.LLM is not of the form MODULE:"),
+        ("nowhere:Class", "nowhere:Class cannot be imported: No module named 'nowhere'"),
+        ("baton_engine.scheduling.scheduler:Nobody", "cannot be imported: .*Nobody"),
+        ("baton_engine.scheduling.scheduler:Piece", "is no subclass of baton_engine.scheduling"),
+    ],
+)
+def test_a_wrong_scheduler_class_is_an_error_that_names_it(name: str, message: str) -> None:
+    with pytest.raises(SettingsError, match=message):
+        build_sim(SimSettings(scheduling=SchedulingOptions(scheduler_cls=name)))

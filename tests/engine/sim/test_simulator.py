@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from baton_engine.config.scheduling_options import SchedulingOptions
 from baton_engine.core.engine_core import EngineCore
 from baton_engine.errors import SettingsError
 from baton_engine.interface import Row
@@ -425,6 +426,7 @@ def test_each_setting_of_a_sim_that_affects_kv_is_in_its_fingerprint() -> None:
         **{"eos_ids": (3,), "poison_token": 7, "overlap": True, "overcommit": True},
         "groups": (KVGroup((0, 1), 32),),
         "speculative_config": '{"method": "ngram"}',
+        "scheduling": SchedulingOptions(enable_prefix_caching=False),
     }
     for name in (each.name for each in fields(SimSettings)):
         value = others.get(name) or getattr(base, name) * 2 + 1

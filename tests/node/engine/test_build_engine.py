@@ -72,6 +72,14 @@ def test_the_torch_engine_gets_every_engine_setting_of_the_node() -> None:
         "overcommit": True,
         "verify_weights": True,
         "model_impl": "baton",
+        "performance_mode": "throughput",
+        "scheduling_policy": "priority",
+        "long_prefill_token_threshold": 14,
+        "max_num_partial_prefills": 15,
+        "max_long_partial_prefills": 16,
+        "enable_chunked_prefill": False,
+        "enable_prefix_caching": False,
+        "scheduler_cls": "package:Class",
     }
     config = torch_settings(NodeSettings(node="n", role="decode", model="/m", **options))
     assert {name: getattr(config, name) for name in options} == options

@@ -9,10 +9,20 @@ from typing import Any
 import msgspec
 import pytest
 
+from baton_engine.config.scheduling_options import SchedulingOptions
 from baton_engine.sim.build import SimSettings
 from baton_kvstore.embedded.servers import EmbeddedStore
 from baton_node.ipc.messages import Drain, Drained, FinishChoice, Saved
-from baton_protocol.link import Abort, CacheEvents, FirstTokens, Load, PrefillJob, RunJob
+from baton_protocol.ids import BlockHash
+from baton_protocol.link import (
+    Abort,
+    CacheEvents,
+    FirstTokens,
+    Load,
+    PrefillJob,
+    ResetPrefixCache,
+    RunJob,
+)
 from tests.support.nodes.processes import make_request
 from tests.support.nodes.step_loops import (
     NOBODY,
@@ -202,3 +212,44 @@ def test_a_parked_request_releases_its_blocks_to_the_running_batch(store: Embedd
             ids = prefill.ids(request.id) + decode.ids(request.id)
             assert [ids] == run_alone(reference, request)
         reference.close()
+
+
+def test_after_a_reset_nothing_is_cached_and_routers_know(node: LoopNode) -> None:
+    node.take(RunJob(make_request("r", PROMPT)))
+    spin([node], lambda: len(node.ids("r")) == 8, "the first answer")
+    settle([node])
+    assert node.engine.cached_chunks()
+    node.take(ResetPrefixCache(), RunJob(make_request("again", PROMPT)))
+    spin([node], lambda: node.ids("again") == node.ids("r"), "the same answer")
+    assert node.engine.load().cached_prompt_tokens_total == 0
+    node.take(ResetPrefixCache())
+
+    def known() -> set[BlockHash]:
+        """The chunks that a router knows of."""
+        chunks: set[BlockHash] = set()
+        for frame in node.port.sent:
+            if isinstance(frame, CacheEvents):
+                chunks = (chunks | {*frame.stored}) - {*frame.evicted}
+        return chunks
+
+    spin([node], lambda: bool(known()), "a listing of chunks")
+    spin([node], lambda: not known(), "the news that they are gone")
+
+
+@pytest.mark.parametrize(("policy", "order"), [("fcfs", "abc"), ("priority", "bca")])
+def test_a_node_runs_requests_in_the_order_of_its_policy(policy: Any, order: str) -> None:
+    options = SchedulingOptions(scheduling_policy=policy)
+    node = LoopNode("n0", SimSettings(max_num_seqs=1, scheduling=options))
+    with closing(node):
+        for name, priority in (("a", 5), ("b", -1), ("c", 0)):
+            request = make_request(name, PROMPT)
+            node.take(RunJob(msgspec.structs.replace(request, priority=priority)))
+        ended: list[str] = []
+
+        def all_ended() -> bool:
+            ended.extend(each for each in "abc" if len(node.ids(each)) == 8 and each not in ended)
+            return len(ended) == 3
+
+        spin([node], all_ended, "the answers")
+        assert "".join(ended) == order
+        settle([node])

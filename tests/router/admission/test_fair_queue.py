@@ -292,3 +292,28 @@ def test_a_flood_at_ten_times_the_usual_rate_keeps_another_tenant_s_p99_within_1
     alone = p99(first_tokens(other, fair=True))
     assert p99(first_tokens([*other, *flood], fair=True)) < 1.5 * alone
     assert p99(first_tokens([*other, *flood], fair=False)) > 10 * alone
+
+
+def test_a_call_s_rank_orders_its_tenant_s_calls_and_no_others() -> None:
+    queue = FairQueue(100)
+    late = [make_waiter("acme", rank=rank) for rank in (5, 0, -3, 0)]
+    others = [make_waiter("globex", rank=9), make_waiter("globex", splits=True, rank=1)]
+    for waiter in (*late, *others):
+        queue.add(waiter)
+    turns = take_all(queue)
+    acme = [waiter for waiter in turns if waiter.tenant == "acme"]
+    assert acme == [late[2], late[1], late[3], late[0]]
+    assert [waiter for waiter in turns if waiter.tenant == "globex"] == [others[1], others[0]]
+    # The shares are those without ranks: turns alternate.
+    assert [waiter.tenant for waiter in turns[:4]] == ["acme", "globex", "acme", "globex"]
+
+
+def test_a_full_queue_loses_the_call_with_the_highest_rank_of_the_largest_tenant() -> None:
+    queue = FairQueue(3)
+    waiters = [make_waiter("acme", rank=rank) for rank in (2, 7, 0)]
+    for waiter in waiters:
+        queue.add(waiter)
+    assert queue.add(make_waiter("globex")) is waiters[1]
+    assert not queue.remove(waiters[1])
+    assert queue.remove(waiters[0])
+    assert len(queue) == 2

@@ -122,6 +122,17 @@ def test_all_sampling_fields_reach_the_parameters() -> None:
     )
 
 
+@pytest.mark.parametrize(("shared", "sent"), [(False, (-5, 3)), (True, (0, 3))])
+async def test_a_priority_puts_no_request_before_another_tenant_s(
+    shared: bool, sent: tuple[int, int]
+) -> None:
+    facts: dict[str, Any] = {"tenant": Tenant(), "deadline": 60.0, "rng": random.Random(0)}
+    for priority, of_request in zip((-5, 3), sent, strict=True):
+        call = completion(priority=priority)
+        [item] = await prepare(call, make_serving(), "r", shared=shared, **facts)
+        assert (item.priority, item.request.priority) == (priority, of_request)
+
+
 async def test_bad_words_are_banned_with_and_without_a_space_before() -> None:
     serving = make_serving()
     call = completion(bad_words=["the", "fox", " end", "x"])

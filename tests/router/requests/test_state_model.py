@@ -29,6 +29,7 @@ from baton_protocol.link import (
     PrefillDone,
     PrefillJob,
     RequestStats,
+    ResetPrefixCache,
     ResumeNode,
     Resync,
     RunJob,
@@ -126,7 +127,7 @@ class ModelNode:
                 [len(ids) for ids in frame.request.outputs],
                 set(range(len(self.lengths))) - set(ended),
             )
-        elif isinstance(frame, DrainNode | ResumeNode | Resync):
+        elif isinstance(frame, DrainNode | ResumeNode | Resync | ResetPrefixCache):
             raise AssertionError("a request's record does not send such frames")
         elif self.job is not None and self.job.attempt == frame.attempt:
             if isinstance(frame, Abort):

@@ -9,6 +9,7 @@ from typing import Any
 
 import msgspec
 
+from baton_engine.config.scheduling_options import DEFAULT_SCHEDULING, SchedulingOptions
 from baton_engine.core.engine_core import EngineCore
 from baton_engine.interface import (
     Complete,
@@ -144,7 +145,11 @@ def _prompt_logprobs(row: Row) -> tuple[PositionLogprobs, ...]:
 
 
 def scripted(
-    script: Callable[[Sample], int] | None = None, *, overlap: bool = False, **changes: Any
+    script: Callable[[Sample], int] | None = None,
+    *,
+    overlap: bool = False,
+    scheduling: SchedulingOptions = DEFAULT_SCHEDULING,
+    **changes: Any,
 ) -> tuple[EngineCore, ScriptedRunner]:
     """An engine of 16 blocks of 4 tokens over a ScriptedRunner; `changes` go to its EngineInfo."""
     fields: dict[str, Any] = {
@@ -161,7 +166,7 @@ def scripted(
     }
     info = EngineInfo(**(fields | changes))
     runner = ScriptedRunner(script, info.layout)
-    return EngineCore(info, runner, overlap=overlap), runner
+    return EngineCore(info, runner, overlap=overlap, scheduling=scheduling), runner
 
 
 def make_request(
@@ -171,6 +176,7 @@ def make_request(
     *,
     salt: str = "",
     attempt: int = 1,
+    priority: int = 0,
     **params: Any,
 ) -> Request:
     """A greedy request for 4 new tokens. `prompt` is ids, or a number of ids to derive from
@@ -187,6 +193,7 @@ def make_request(
         params=SamplingParams(**params),
         outputs=outputs,
         salt=salt,
+        priority=priority,
     )
 
 

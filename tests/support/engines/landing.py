@@ -221,7 +221,12 @@ def watched_sim(drafter: Drafter | None = None, **changes: Any) -> tuple[EngineC
     slots = slots_for(changes.get("host_kv_memory", 0), plain.info.layout)
     runner = WatchedRunner(plain, slots)
     host = runner.host if slots else None
-    engine = EngineCore(plain.info, runner, host, overlap=plain.overlap, drafter=drafter)
+    engine = EngineCore(
+        *(plain.info, runner, host),
+        overlap=plain.overlap,
+        drafter=drafter,
+        scheduling=plain.scheduling,
+    )
     runner.watch(engine)
     poison(engine, map(BlockId, range(1, engine.info.num_blocks + 1)))
     return engine, runner

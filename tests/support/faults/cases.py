@@ -36,13 +36,13 @@ PEOPLE: Json = {
 
 FIELDS: dict[Kind, Json] = {
     "greedy": {"temperature": 0},
-    "seeded": {"temperature": 1.0, "seed": 7},
-    "two": {"n": 2, "temperature": 1.0, "seed": 11},
+    "seeded": {"temperature": 1.0, "seed": 7, "priority": 9},
+    "two": {"n": 2, "temperature": 1.0, "seed": 11, "priority": -1},
     "penalties": {
         **{"temperature": 1.0, "seed": 5, "min_tokens": 4, "logit_bias": {"65": 3, "66": -100}},
         **{"frequency_penalty": 0.7, "presence_penalty": 0.4, "repetition_penalty": 1.3},
     },
-    "logprobs": {"temperature": 1.0, "seed": 3, "logprobs": 3},
+    "logprobs": {"temperature": 1.0, "seed": 3, "logprobs": 3, "priority": 5},
     "stop": {"temperature": 1.0, "seed": 13},
     "whole": {"temperature": 0, "stream": False},
     "echo": {"temperature": 0, "echo": True, "logprobs": 2},

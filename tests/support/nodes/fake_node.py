@@ -35,6 +35,7 @@ from baton_protocol.link import (
     PrefillDone,
     PrefillJob,
     RequestStats,
+    ResetPrefixCache,
     ResumeNode,
     Resync,
     RunJob,
@@ -284,6 +285,8 @@ class FakeNode:
             await self._obey(frame)
         elif isinstance(frame, Resync):
             await self.say(self._listing())
+        elif isinstance(frame, ResetPrefixCache):
+            pass
         elif isinstance(frame, RunJob):
             if frame.await_first:
                 self._firsts[frame.request.id] = asyncio.get_running_loop().create_future()

@@ -146,6 +146,15 @@ class GenerationFields(UnservedFields):
     )
     add_special_tokens = flag(False, "add the tokenizer's own tokens (BOS) to the text")
 
+    priority = optional(
+        integer(),
+        "lower ones of your own requests go first ([below](#priority))",
+        "0",
+    )
+    skip_reading_prefix_cache = flag(
+        False, "compute the whole prompt, on one node, without KV of earlier requests"
+    )
+
     temperature = optional(number(0.0, MAX_TEMPERATURE), "0 is greedy", "the model's, else 1")
     top_p = optional(
         number(0.0, 1.0),

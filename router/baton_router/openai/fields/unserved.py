@@ -115,7 +115,6 @@ class UnservedFields(FieldTable):
     custom_params = refused(_NO_PLUG_INS)
     repetition_detection = refused("repetitions are not detected")
     watermarking = refused("answers are not watermarked")
-    priority = refused("the API key determines it")
     kv_transfer_params = refused(_ROUTER_DECIDES)
     ec_transfer_params = refused(_ROUTER_DECIDES)
     request_id = refused(_BY_HEADER)

@@ -183,7 +183,6 @@ def test_a_field_with_a_wrong_value_is_an_error_that_names_it(
         ("logprob_token_ids", [1]),
         ("prompt_token_ids", [1]),
         ("service_tier", "flex"),
-        ("priority", 1),
         ("prompt_embeds", "AA=="),
         ("chat_template", "{{ x }}"),
     ],
