@@ -19,6 +19,7 @@ from baton_cli.bench.engine import build, find_folder, read_tokenizer
 from baton_cli.bench.metrics import Latency, Throughput, latency_of, setting_of, throughput_of
 from baton_cli.bench.options import DEFAULT_PROMPTS, BenchOptions, LatencyOptions, ThroughputOptions
 from baton_cli.bench.report import ProgressBar, latency_text, throughput_text
+from baton_cli.bench.roofline import decode_floor, measured_floor
 from baton_cli.bench.run import RunRecord, drive
 from baton_cli.bench.workload import Workload, batch, check_flags, random_prompts, synthetic
 from baton_cli.errors import CommandError
@@ -42,16 +43,19 @@ def throughput(options: ThroughputOptions) -> int:
     workload = texts or synthetic(options, engine.info.vocab_size)
     check_room(engine, workload)
     _warm_up(engine, options)
+    known = measured_floor(options, folder, engine)
     with ProgressBar(sys.stderr, workload.output_tokens, time.perf_counter) as bar:
         record = _drive(engine, workload, options, bar)
-    figures = throughput_of(record, workload, setting_of(engine, workload, options))
+    floor = None if known is None else decode_floor([record], *known)
+    figures = throughput_of(record, workload, setting_of(engine, workload, options), floor)
     _finish(options, throughput_text(figures), figures)
     return 0
 
 
 def latency(options: LatencyOptions) -> int:
     _begin(options)
-    engine = build(options, find_folder(options))
+    folder = find_folder(options)
+    engine = build(options, folder)
     workload = batch(options, engine.info.vocab_size)
     check_room(engine, workload)
     count = options.num_iters_warmup + options.num_iters
@@ -62,7 +66,9 @@ def latency(options: LatencyOptions) -> int:
             for number in range(count)
         ]
     counted = records[options.num_iters_warmup :]
-    figures = latency_of(counted, workload, setting_of(engine, workload, options))
+    known = measured_floor(options, folder, engine)
+    floor = None if known is None else decode_floor(counted, *known)
+    figures = latency_of(counted, workload, setting_of(engine, workload, options), floor)
     _finish(options, latency_text(figures), figures)
     return 0
 
