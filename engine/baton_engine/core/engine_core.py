@@ -31,6 +31,7 @@ from baton_engine.core.kv_chunks import full_chunks
 from baton_engine.core.request_limits import RequestLimits
 from baton_engine.core.requests import RunningRequests
 from baton_engine.core.reservations import NOTHING, Landed, Reservations
+from baton_engine.core.step_log import StepLog
 from baton_engine.core.totals import Totals
 from baton_engine.errors import OutOfMemory
 from baton_engine.interface import (
@@ -85,6 +86,7 @@ class EngineCore:
         stored: StoredMemory | None = None,
         overlap: bool = False,
         drafter: DraftSource | None = None,
+        step_log: StepLog | None = None,
     ) -> None:
         if runner.memory.layout != info.layout:
             raise ValueError(f"the runner's pool is {runner.memory.layout}, not {info.layout}")
@@ -95,6 +97,7 @@ class EngineCore:
         self.overlap = overlap
         self._runner = runner
         self._drafter = drafter
+        self._step_log = step_log
         self._pool = BlockPool(info.num_blocks, HostTier(host), info.layout)
         self._scheduler = Scheduler(
             self._pool,
@@ -104,7 +107,7 @@ class EngineCore:
             drafter=drafter,
         )
         self._limits = RequestLimits(info)
-        self._in_flight = InFlightSteps(info, runner, self._pool, self._scheduler)
+        self._in_flight = InFlightSteps(info, runner, self._pool, self._scheduler, step_log)
         self._reservations = Reservations(self._pool, self._scheduler, info.layout)
         self._requests = RunningRequests(
             info.layout, self._pool, self._scheduler, self._reservations, self._in_flight
@@ -310,6 +313,7 @@ class EngineCore:
                 self._note_time(drafter, read[0], drafter.clock() - started)
             self._reader.take(*read, result)
             self._count_seconds_won(read[0], result)
+            self._log(read[0], result)
         self._totals.count_step(result)
         return result
 
@@ -339,6 +343,11 @@ class EngineCore:
         """Tell the drafter how long a step took, if none of its sequences computed its prompt."""
         if all(piece.count == 1 + len(piece.drafts) for piece in step.pieces):
             drafter.note_step(sum(piece.count for piece in step.pieces), seconds)
+
+    def _log(self, step: InFlightStep, result: StepResult) -> None:
+        if self._step_log is not None and step.schedule is not None:
+            rows = list(zip(step.pieces, step.rows, strict=True))
+            self._step_log.step(step.number, rows, step.schedule, result, self.load())
 
     def _count_seconds_won(self, step: InFlightStep, result: StepResult) -> None:
         if self._drafter is None or not result.drafts:

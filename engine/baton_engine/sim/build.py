@@ -14,8 +14,9 @@ from typing import Self
 
 import msgspec
 
-from baton_engine.config.engine_config import EngineConfig, SimConfig, check_bounds
+from baton_engine.config.engine_config import EngineConfig, LogSteps, SimConfig, check_bounds
 from baton_engine.core.engine_core import EngineCore
+from baton_engine.core.step_log import StepLog
 from baton_engine.errors import SettingsError
 from baton_engine.interface import EngineInfo
 from baton_engine.kv.host_blocks import CopiedBlocks, slots_for
@@ -47,7 +48,7 @@ NO_KV_SETTINGS = frozenset(
         "poison_token",  # ends the process before any KV is written
         # Sizes, schedules and timing
         *("num_blocks", "host_kv_memory", "max_model_len", "max_batched_tokens", "max_num_seqs"),
-        *("overcommit", "overlap", "speculative_config"),
+        *("overcommit", "overlap", "speculative_config", "log_steps"),
         *("prefill_base_ms", "prefill_ms_per_token", "decode_ms", "decode_ms_per_seq"),
     }
 )
@@ -82,6 +83,7 @@ class SimSettings(SimConfig):
     overcommit: bool = False  # skip the check that the sizes fit this machine's memory
     overlap: bool = False  # launch a step before the previous one is read
     speculative_config: str | None = None  # see EngineConfig
+    log_steps: LogSteps = "off"  # see EngineConfig
 
     @classmethod
     def of(
@@ -109,6 +111,7 @@ class SimSettings(SimConfig):
             overcommit=config.overcommit,
             overlap=config.overlap == "on",
             speculative_config=config.speculative_config,
+            log_steps=config.log_steps,
             **sizes,
         )
         if config.kv_blocks is not None:
@@ -236,4 +239,11 @@ def build_sim(
     drafter = make_drafter(
         settings.speculative_config, settings.vocab_size, overlap=settings.overlap
     )
-    return EngineCore(info, runner, host, overlap=settings.overlap, drafter=drafter)
+    return EngineCore(
+        info,
+        runner,
+        host,
+        overlap=settings.overlap,
+        drafter=drafter,
+        step_log=StepLog.of(settings.log_steps),
+    )

@@ -425,6 +425,7 @@ def test_each_setting_of_a_sim_that_affects_kv_is_in_its_fingerprint() -> None:
         **{"eos_ids": (3,), "poison_token": 7, "overlap": True, "overcommit": True},
         "groups": (KVGroup((0, 1), 32),),
         "speculative_config": '{"method": "ngram"}',
+        "log_steps": "text",
     }
     for name in (each.name for each in fields(SimSettings)):
         value = others.get(name) or getattr(base, name) * 2 + 1
