@@ -53,6 +53,7 @@ from baton_engine.scheduling.draft_source import DraftSource
 from baton_engine.scheduling.ranges import Run
 from baton_engine.scheduling.scheduler import Scheduler
 from baton_engine.scheduling.sequence import BlockNaming, RequestState, Submission, given_ids
+from baton_engine.scheduling.step_limits import StepLimits
 from baton_protocol.errors import GrammarDeadEnd, NotEnoughMemory
 from baton_protocol.hashing import extend_hashes, root_hash
 from baton_protocol.ids import BlockHash, BlockId, RequestId
@@ -316,6 +317,16 @@ class EngineCore:
             self._log(read[0], result)
         self._totals.count_step(result)
         return result
+
+    def limit_steps(self, tokens: int, seqs: int) -> None:
+        """Let a step compute at most `tokens` tokens of `seqs` sequences, as a bench does that
+        compares limits. Raises ValueError while there is work, and for more than `info` says."""
+        info = self.info
+        if not (1 <= tokens <= info.max_batched_tokens and 1 <= seqs <= info.max_num_seqs):
+            raise ValueError(f"steps of {tokens} tokens and {seqs} sequences are not planned")
+        if self.has_work():
+            raise ValueError("the limits of steps cannot change while requests run")
+        self._scheduler.limits = StepLimits(tokens, seqs)
 
     def _launch(self) -> None:
         """Launch a step. While the device lacks memory for it, launch a smaller one instead."""
