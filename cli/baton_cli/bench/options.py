@@ -76,6 +76,12 @@ class ThroughputOptions(BenchOptions):
     random_prefix_len: int = option(
         0, "number of leading tokens that all random prompts share", least=0
     )
+    kv_plot: str = option(
+        "",
+        "SVG file for a chart of the KV cache over time: token slots that requests hold, and those"
+        " of them that are filled",
+        metavar="FILE",
+    )
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -50,11 +50,13 @@ class BenchStep:
 @dataclass(frozen=True, slots=True)
 class CacheUse:
     """A sample of the KV cache in a step, in tokens: capacity that requests hold, and how much of
-    it is empty. `steady`: the step computed no prompt tokens."""
+    it is empty. `steady`: the step computed no prompt tokens. `at`: its end, in seconds since the
+    start."""
 
     allocated: int
     empty: int
     steady: bool
+    at: float = field(default=0.0, compare=False)
 
 
 @dataclass(slots=True)
@@ -154,7 +156,7 @@ def _look(engine: EngineCore, record: RunRecord, result: StepResult, number: int
     layout, load = engine.info.layout, engine.load()
     empty = sum(_empty(live, layout) for live in record.lives.values() if live.seen == number)
     allocated = (load.total_blocks - load.free_blocks) * layout.block_size
-    return CacheUse(allocated, empty, steady=result.num_prompt_tokens == 0)
+    return CacheUse(allocated, empty, steady=result.num_prompt_tokens == 0, at=record.elapsed)
 
 
 def _empty(live: BenchRequest, layout: KVLayout) -> int:

@@ -38,7 +38,7 @@ from baton_cli.bench.workload import (
     random_prompts,
     synthetic,
 )
-from baton_cli.commands.bench import WARM_UP, check_room
+from baton_cli.commands.bench import WARM_UP, check_folder, check_room, write_text
 from baton_cli.errors import CommandError, UsageError
 from baton_cli.logs import configure
 from baton_protocol.errors import BatonError
@@ -58,7 +58,10 @@ def run(options: SweepOptions) -> int:
     check_flags(options)
     if options.dataset_name != "random":
         raise UsageError("baton bench sweep sends random prompts; leave out --dataset-name")
-    _check_folders(options)
+    if options.kv_plot:
+        raise UsageError("--kv-plot is for baton bench throughput")
+    check_folder("--results", options.results)
+    check_folder("--plot", options.plot)
     engine = build(options, find_folder(options))
     seqs = limits(options.try_seqs, "--try-seqs", engine.info.max_num_seqs)
     tokens = limits(options.try_tokens, "--try-tokens", engine.info.max_batched_tokens)
@@ -85,7 +88,7 @@ def run(options: SweepOptions) -> int:
     print(verdict(points, options.good_share), flush=True)
     if options.plot:
         title = f"{engine.info.model}: {' '.join(options.goodput)}"
-        _write(Path(options.plot).expanduser(), chart(points, options.good_share, title))
+        write_text("--plot", options.plot, chart(points, options.good_share, title))
     return 0 if largest(points, options.good_share) else 1
 
 
@@ -131,16 +134,3 @@ def _setting(engine: EngineCore, options: SweepOptions, goals: dict[str, float])
         "random_range_ratio": options.random_range_ratio,
         "random_prefix_len": options.random_prefix_len,
     }
-
-
-def _check_folders(options: SweepOptions) -> None:
-    for flag, name in (("--results", options.results), ("--plot", options.plot)):
-        if name and not Path(name).expanduser().parent.is_dir():
-            raise CommandError(f"{flag} {name}: the folder does not exist")
-
-
-def _write(path: Path, text: str) -> None:
-    try:
-        path.write_text(text, encoding="utf-8")
-    except OSError as error:
-        raise CommandError(f"--plot {path}: {error}") from error

@@ -23,6 +23,7 @@ from urllib.parse import urlsplit
 from aiohttp import WSMsgType, web
 from aiohttp.typedefs import Handler
 
+from baton_node.server.gpu_usage import gpu_reader
 from baton_node.server.identity import (
     digests_of,
 )
@@ -66,7 +67,9 @@ class NodeServer:
         self._epoch = epoch
         digests = digests_of(artifacts)
         self._by_digest = {digests[name]: data for name, data in artifacts.items()}
-        self.metrics = NodeMetrics(NodeId(settings.node), self._figures)
+        self.metrics = NodeMetrics(
+            NodeId(settings.node), self._figures, gpu_reader(settings.device)
+        )
         self.service: Node | None = None
         hostname = urlsplit(settings.address).hostname
         names = (hostname,) if hostname is not None and is_loopback(settings.host) else ()
