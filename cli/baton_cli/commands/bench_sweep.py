@@ -46,7 +46,7 @@ from baton_protocol.errors import BatonError
 if TYPE_CHECKING:
     from baton_engine.core.engine_core import EngineCore
 
-# Requests of a point by default: as many rounds of all sequences, and at least so many.
+# Requests of a point by default: the rounds of all sequences, and the least number.
 ROUNDS, LEAST_REQUESTS = 3, 8
 
 

@@ -153,8 +153,8 @@ class EngineConfig:
     )
     log_steps: LogSteps = option(
         "off",
-        "write a line to stderr for each step: its sequences, their tokens and why, who waits and"
-        " why, and its time; without a value: text",
+        "write a line to stderr for each step: its sequences, their tokens and why, which others"
+        " wait and why, and its time; without a value: text",
         bare="text",
     )
     verify_weights: bool = option(
