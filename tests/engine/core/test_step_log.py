@@ -100,6 +100,18 @@ def test_a_line_of_text_has_the_same_facts(capsys: Capture) -> None:
     assert second.endswith("; a decode 3; waiting b (max-num-seqs)")
 
 
+def test_limits_of_steps_change_only_between_requests_and_within_the_plan() -> None:
+    engine = sim(log_steps="off", max_batched_tokens=8, max_num_seqs=2)
+    for tokens, seqs in ((9, 1), (0, 1), (8, 3)):
+        with pytest.raises(ValueError, match="are not planned"):
+            engine.limit_steps(tokens, seqs)
+    engine.limit_steps(3, 1)
+    engine.submit(make_request("a", 7, max_tokens=1))
+    with pytest.raises(ValueError, match="while requests run"):
+        engine.limit_steps(8, 2)
+    assert [result.num_tokens for result in drive(engine).steps] == [3, 3, 1]
+
+
 def test_without_the_option_nothing_is_written(capsys: Capture) -> None:
     engine = sim(log_steps="off")
     engine.submit(make_request("a", 3, max_tokens=2))
