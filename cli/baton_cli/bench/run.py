@@ -136,16 +136,21 @@ def _note(record: RunRecord, result: StepResult, number: int, layout: KVLayout) 
     for progress in result.progress:
         live = record.lives[progress.request]
         live.seen, live.computed, live.blocks = number, progress.computed, len(progress.blocks)
-    rows = kv_bytes = 0
+    lengths = []  # of the sequences that got new tokens
     for token in result.tokens:
         live = record.lives[token.request]
         if live.seen != number or not live.times:
-            rows += 1
-            kv_bytes += kv_read(layout, live.prompt_len + len(live.times))
+            lengths.append(live.prompt_len + len(live.times))
         live.seen = number
         live.times.append(record.elapsed)
     record.steps.append(
-        BenchStep(record.elapsed, result.num_prompt_tokens, len(result.tokens), rows, kv_bytes)
+        BenchStep(
+            end=record.elapsed,
+            prompt_tokens=result.num_prompt_tokens,
+            new_tokens=len(result.tokens),
+            rows=len(lengths),
+            kv_bytes=kv_read(layout, lengths),
+        )
     )
 
 

@@ -12,6 +12,7 @@ what sequences share, whose KV a kernel may read once for all.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from baton_engine.config.linear_shapes import LinearShape
@@ -80,7 +81,7 @@ class DecodeRoofline:
 
     def kv_read(self, keys: int) -> int:
         """Bytes of KV that a row reads whose sequence has `keys` tokens."""
-        return kv_read(self.layout, keys)
+        return kv_read(self.layout, [keys])
 
     def operations(self, rows: int) -> float:
         """Operations of a step's products with weights."""
@@ -107,15 +108,16 @@ class DecodeRoofline:
         return read * machine.operations_per_s / self.operations(1)
 
 
-def kv_read(layout: KVLayout, keys: int) -> int:
-    """Bytes of KV that a decoding sequence of `keys` tokens reads, in layers with a window as far
-    as it sees."""
-    return sum(
-        len(group.layers)
-        * sum(field.token_bytes for field in fields)
-        * (keys if group.window is None else min(keys, group.window))
-        for group, fields in zip(layout.kv_groups, layout.group_fields, strict=True)
-    )
+def kv_read(layout: KVLayout, lengths: Sequence[int]) -> int:
+    """Bytes of KV that decoding sequences of these lengths read, in layers with a window as far as
+    they see."""
+    size, keys = 0, sum(lengths)
+    for group, fields in zip(layout.kv_groups, layout.group_fields, strict=True):
+        window, seen = group.window, keys
+        if window is not None:
+            seen = sum(min(length, window) for length in lengths)
+        size += seen * len(group.layers) * sum(field.token_bytes for field in fields)
+    return size
 
 
 def _experts(config: ModelConfig, item: int) -> ExpertShare:

@@ -48,8 +48,9 @@ def test_a_step_reads_the_experts_that_its_tokens_choose() -> None:
 def test_layers_with_a_window_read_no_more_than_it() -> None:
     layout = kv_layout(layers=3, groups=(KVGroup((0,)), KVGroup((1, 2), window=10)))
     per_layer = layout.layer_bytes() // layout.block_size
-    assert kv_read(layout, 8) == 8 * 3 * per_layer
-    assert kv_read(layout, 100) == (100 + 2 * 10) * per_layer
+    assert kv_read(layout, [8]) == 8 * 3 * per_layer
+    assert kv_read(layout, [100]) == (100 + 2 * 10) * per_layer
+    assert kv_read(layout, [8, 100]) == (108 + 2 * (8 + 10)) * per_layer
 
 
 def test_a_machine_reads_and_multiplies_at_a_positive_speed() -> None:
