@@ -266,7 +266,8 @@ class Node:
         await link.close()
 
     def lose_links(self) -> None:
-        """Drop the remaining links without waiting for their queues."""
+        """Drop the remaining links without waiting for their queues, and a profile's file."""
+        self.profiles.close()
         self._load_throttle.cancel_timer()
         for link in self._links:
             link.lose()

@@ -50,6 +50,11 @@ class Profiles:
         elif not running.done.done():
             running.done.set_result(frame)
 
+    def close(self) -> None:
+        """The node ends: remove the file of a profile that was started and not stopped."""
+        if self._running is not None:
+            self._running.path.unlink(missing_ok=True)
+
     async def profile(self, request: web.Request) -> web.Response:
         steps = int(_number(request, "steps", STEPS, 1, MOST_STEPS))
         wait_s = _number(request, "timeout", WAIT_S, LEAST_WAIT_S, MOST_WAIT_S)

@@ -96,6 +96,10 @@ async def test_a_profile_can_be_started_and_stopped(
     assert (await ask(client, "/start_profile"))[0] == (await ask(client, "/profile"))[0] == 409
     assert await ask(client, "/stop_profile") == (200, "trace", "5")
     assert engine.leftovers() == []
+    await ask(client, "/start_profile")
+    assert len(engine.leftovers()) == 1
+    engine.profiles.close()
+    assert engine.leftovers() == []
 
 
 async def test_a_refusal_of_the_engine_is_the_answer(client: Client, engine: FakeEngine) -> None:
