@@ -15,7 +15,7 @@ from collections.abc import Mapping, Sequence
 from importlib import import_module
 from typing import Any, NamedTuple
 
-from baton_cli.bench.options import LatencyOptions, ThroughputOptions
+from baton_cli.bench.options import LatencyOptions, SweepOptions, ThroughputOptions
 from baton_cli.bench.serve_options import ServeOptions
 from baton_cli.commands import help_texts as texts
 from baton_cli.commands.explain_options import ExplainOptions
@@ -105,6 +105,14 @@ COMMANDS = (
         "node",
         texts.LATENCY,
         texts.LATENCY_EXAMPLES,
+    ),
+    Command(
+        "bench sweep",
+        SweepOptions,
+        "baton_cli.commands.bench_sweep:run",
+        "node",
+        texts.SWEEP,
+        texts.SWEEP_EXAMPLES,
     ),
     Command(
         "bench serve",

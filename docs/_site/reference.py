@@ -23,6 +23,7 @@ from prometheus_client.core import Metric
 from baton_cli.main import COMMANDS
 from baton_cli.options.flag import Flag, flags_of
 from baton_engine.config.families import BUILT_IN, find_family
+from baton_node.server.gpu_usage import GpuUsage
 from baton_node.server.metrics import NodeMetrics
 from baton_operator.api.crd import crd, scaler_crd
 from baton_operator.metrics import Metrics
@@ -107,7 +108,8 @@ def _models() -> str:
 async def _metrics() -> str:
     """In an event loop, whose tasks one of the metrics counts."""
     load = Load(Epoch("epoch"), "ready", Speeds(), NodeLoad())
-    node = _families(NodeMetrics(NodeId("node"), lambda: load).registry)
+    metrics = NodeMetrics(NodeId("node"), lambda: load, lambda: GpuUsage(0.0, 0, 0))
+    node = _families(metrics.registry)
     own = [one for one in _families(_router_registry()) if one[0] not in {each[0] for each in node}]
     parts = [METRICS_HEAD]
     for title, where, families in (

@@ -23,6 +23,7 @@ from baton_engine.config.engine_config import TorchSettings
 from baton_engine.config.model_config import ModelConfig
 from baton_engine.config.scheduling_options import SchedulingOptions
 from baton_engine.core.engine_core import EngineCore
+from baton_engine.core.step_log import StepLog
 from baton_engine.errors import OutOfMemory, SettingsError
 from baton_engine.interface import EngineInfo
 from baton_engine.kv.host_blocks import CopiedBlocks, HostMemory
@@ -116,6 +117,7 @@ def build_torch(
         drafter=make_drafter(
             settings.speculative_config, info.vocab_size, drafting, overlap=plan.overlap
         ),
+        step_log=StepLog.of(settings.log_steps),
     )
     _log_ready(info, plan, runner.buckets, time.monotonic() - started)
     return engine

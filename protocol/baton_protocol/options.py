@@ -28,6 +28,7 @@ class Option:
     hidden        no variable, and no line in --help
     secret        may hold a password: left out of repr, and passed to children by variable only
     positional    a required argument without a flag
+    bare          its value if the flag is given without one; "": it needs one
     several       takes several words, and may be repeated
     """
 
@@ -41,6 +42,7 @@ class Option:
     secret: bool = False
     positional: bool = False
     several: bool = False
+    bare: str = ""
 
 
 def option(
@@ -56,6 +58,7 @@ def option(
     secret: bool = False,
     positional: bool = False,
     several: bool = False,
+    bare: str = "",
 ) -> Any:
     """A dataclass field that users set; the arguments are those of Option."""
     declared = Option(
@@ -69,6 +72,7 @@ def option(
         secret=secret,
         positional=positional,
         several=several,
+        bare=bare,
     )
     return field(default=default, metadata={_KEY: declared}, repr=not secret)
 

@@ -14,6 +14,7 @@ from baton_engine.kv.kv_pool import TorchMemory
 from baton_engine.scheduling.sequence import blocks_for
 from baton_protocol.hashing import extend_hashes
 from baton_protocol.ids import BlockHash, BlockId
+from baton_protocol.layout import KVGroup
 from tests.oracles.engines import engine_of, free_order, hashes_of, step, tables, usage
 from tests.support.engines.attention_specs import batch_of, specs_of
 from tests.support.engines.demands import kv_layout
@@ -253,6 +254,17 @@ def test_with_a_window_of_32_the_first_4_blocks_of_100_tokens_are_not_read_O_BLK
     assert not torch.equal(output(7, 6, 5, 4, 0, 2, 1), whole)
     kv_of(memory)[[7, 6, 5, 4]] = torch.nan
     assert torch.equal(output(7, 6, 5, 4, 3, 2, 1), whole)
+
+
+def test_a_request_gives_back_the_4_blocks_that_a_window_of_32_has_left_O_BLK_11() -> None:
+    window = KVGroup((0,), window=32)
+    engine, runner = engine_of(layout=kv_layout(block=16, groups=(window,)), num_blocks=20)
+    engine.submit(make_request("a", 100, max_tokens=9))
+    step(engine)
+    assert (len(tables(runner)[0]), engine.load().free_blocks) == (7, 13 + 4)
+    step(engine)
+    assert tables(runner)[0] == [0, 0, 0, 0, 5, 6, 7]
+    drive(engine)
 
 
 def test_at_any_time_each_block_is_either_free_or_held_O_BLK_12() -> None:

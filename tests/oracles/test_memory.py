@@ -1,5 +1,5 @@
-"""Bytes of weights and KV, number of blocks (O-MEM), bytes of a hand-off (O-XFR), 8-bit KV (O-QNT)
-and attention's scores (O-PRF).
+"""Bytes of weights and KV, number of blocks (O-MEM), bytes of a hand-off (O-XFR), 8-bit KV (O-QNT),
+attention's scores and the roofline of a decode step (O-PRF).
 
 The sizes are those that the engine plans from a model's config.json. The oracles' "FP16" is
 bfloat16 here, because the engine computes in float32 or bfloat16. Both 16-bit types have 2 bytes.
@@ -31,6 +31,7 @@ from baton_engine.memory.demand import Measured, MemoryBudget
 from baton_engine.memory.estimate import SPARE_BYTES, activation_bytes, count_weights, weight_bytes
 from baton_engine.memory.fit import free_blocks
 from baton_engine.memory.fit_check import check_fit
+from baton_engine.memory.roofline import DecodeRoofline, Machine
 from baton_engine.models.registry import build_model
 from baton_engine.runner.plan import make_plan
 from baton_engine.scheduling.sequence import blocks_for
@@ -310,6 +311,8 @@ def test_kv_bytes_are_proportional_to_the_item_size_O_MEM_14_O_XFR_1d_O_QNT_1_O_
     assert whole.token_bytes == 2 * half.token_bytes == 4 * byte.token_bytes
     assert (byte.token_bytes, byte.block_bytes) == (262_144, 4 * MIB)
     assert msgspec.structs.replace(half, dtype="float16").token_bytes == half.token_bytes
+    coded = msgspec.structs.replace(half, codec="int8").stored  # with an exponent per 128 numbers
+    assert coded.token_bytes == byte.token_bytes + byte.token_bytes // 128
 
 
 @pytest.mark.parametrize(
@@ -391,3 +394,49 @@ def test_attention_has_a_score_for_each_query_and_key_O_PRF_4(
         return size(queries, keys) - size(0, keys) - size(queries, 0) + size(0, 0)
 
     assert growing(queries, keys) == scores * growing(1, 1)
+
+
+A100 = Machine(bytes_per_s=2e12, operations_per_s=312e12)
+
+
+def roofline_7b(folder: Path) -> DecodeRoofline:
+    """Of 7e9 parameters and 500,000 bytes of KV per token, in 16 bits."""
+    config = model_of(folder, 7 * 10**9)
+    return DecodeRoofline.of(config, demand_of(config).layout, 2)
+
+
+@pytest.mark.parametrize(
+    ("rows", "gigabytes", "ms", "tokens_per_s", "speedup"),
+    [
+        pytest.param(1, 14.5, 7.25, 137.9, 1, id="O-PRF-1"),
+        pytest.param(32, 30, 15.0, 2133, 15.47, id="O-PRF-2"),
+        pytest.param(64, 46, 23.0, 2783, 20.17, id="O-PRF-2b"),
+    ],
+)
+def test_a_decode_step_takes_the_time_of_its_bytes_O_PRF_1_O_PRF_2_O_PRF_2b(
+    tmp_path: Path, rows: int, gigabytes: float, ms: float, tokens_per_s: float, speedup: float
+) -> None:
+    model = roofline_7b(tmp_path)
+    kv = rows * model.kv_read(1000)
+    assert model.weights_read(rows) + kv == gigabytes * 1e9
+    seconds = model.seconds(A100, rows, kv)
+    assert seconds == model.byte_seconds(A100, rows, kv) == pytest.approx(ms / 1e3)
+    assert rows / seconds == pytest.approx(tokens_per_s, rel=3e-4)
+    alone = model.seconds(A100, 1, model.kv_read(1000))
+    assert rows * alone / seconds == pytest.approx(speedup, abs=0.005)
+
+
+def test_products_of_one_token_take_a_160th_of_the_read_O_PRF_1b(tmp_path: Path) -> None:
+    model = roofline_7b(tmp_path)
+    products = model.operations(1) / 312e12
+    assert 1e3 * products == pytest.approx(0.0449, abs=5e-5)
+    read = model.byte_seconds(A100, 1, model.kv_read(1000))
+    assert read / products == pytest.approx(160, abs=2)
+
+
+def test_products_take_as_long_as_the_read_of_weights_at_156_rows_O_PRF_2c(tmp_path: Path) -> None:
+    model = roofline_7b(tmp_path)
+    assert model.balance_rows(A100) == 156
+    assert model.seconds(A100, 155, 0) == model.byte_seconds(A100, 155, 0)
+    assert model.seconds(A100, 157, 0) > model.byte_seconds(A100, 157, 0)
+    assert model.balance_rows(Machine(2e12)) is None

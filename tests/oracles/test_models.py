@@ -16,7 +16,7 @@ from baton_engine.attention.exact.backend import TorchAttention
 from baton_engine.attention.interface import KVSlots, StepAttention
 from baton_engine.config.buckets import buckets
 from baton_engine.config.families import read_config
-from baton_engine.config.model_config import ModelConfig, RopeConfig
+from baton_engine.config.model_config import Activation, ModelConfig, RopeConfig
 from baton_engine.interface import Row
 from baton_engine.kv.kv_pool import TorchMemory
 from baton_engine.layers.decoder_layers import GatedMLP, Linear, RMSNorm
@@ -197,8 +197,10 @@ def test_rms_norm_gives_the_expected_output_O_MDL_8() -> None:
     assert actual == pytest.approx([0.365148, 0.730297, 1.095445, 1.460593], abs=1e-6)
 
 
-def gated_mlp(tmp_path: Path, *, gate: float, up: float, up_bias: float = 0.0) -> GatedMLP:
-    """A GatedMLP of width 1: x -> silu(gate x) * (up x + up_bias)."""
+def gated_mlp(
+    *, gate: float, up: float, up_bias: float = 0.0, activation: Activation = "silu"
+) -> GatedMLP:
+    """A GatedMLP of width 1: x -> activation(gate x) * (up x + up_bias)."""
     slots = WeightSlots(torch.float32, CPU)
     config = ModelConfig(
         architecture="LlamaForCausalLM",
@@ -219,6 +221,7 @@ def gated_mlp(tmp_path: Path, *, gate: float, up: float, up_bias: float = 0.0) -
         rope=RopeConfig(type="default", theta=1e4),
         eos_ids=(),
         dtype="float32",
+        activation=activation,
     )
     mlp = GatedMLP(slots, "mlp", config)
     values = {"gate_proj.weight": gate, "up_proj.weight": up, "down_proj.weight": 1.0}
@@ -230,15 +233,27 @@ def gated_mlp(tmp_path: Path, *, gate: float, up: float, up_bias: float = 0.0) -
     return mlp
 
 
-def test_silu_gives_the_expected_outputs_O_MDL_8c(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("activation", "expected"),
+    [
+        pytest.param(
+            "silu", [-0.238406, -0.268941, 0, 0.311230, 0.731059, 1.761594], id="O-MDL-8c"
+        ),
+        pytest.param(
+            "gelu_tanh", [-0.045402, -0.158808, 0, 0.345714, 0.841192, 1.954598], id="O-MDL-8d"
+        ),
+    ],
+)
+def test_activations_give_the_expected_outputs_O_MDL_8c_O_MDL_8d(
+    activation: Activation, expected: list[float]
+) -> None:
     points = torch.tensor([[-2.0], [-1], [0], [0.5], [1], [2]])
-    actual = gated_mlp(tmp_path, gate=1.0, up=0.0, up_bias=1.0)(points)[:, 0].tolist()
-    expected = [-0.238406, -0.268941, 0, 0.311230, 0.731059, 1.761594]
-    assert actual == pytest.approx(expected, abs=1e-6)
+    mlp = gated_mlp(gate=1.0, up=0.0, up_bias=1.0, activation=activation)
+    assert mlp(points)[:, 0].tolist() == pytest.approx(expected, abs=1e-6)
 
 
-def test_gated_mlp_is_silu_of_the_gate_times_up_O_MDL_8e(tmp_path: Path) -> None:
-    actual = gated_mlp(tmp_path, gate=1.0, up=3.0)(torch.ones(1, 1)).item()
+def test_gated_mlp_is_silu_of_the_gate_times_up_O_MDL_8e() -> None:
+    actual = gated_mlp(gate=1.0, up=3.0)(torch.ones(1, 1)).item()
     assert actual == pytest.approx(2.193176, abs=2e-6)
 
 

@@ -8,11 +8,13 @@ from typing import Any
 import pytest
 
 from baton_engine.config.scheduling_options import SchedulingOptions
-from baton_engine.kv.block_pool import BlockPool
+from baton_engine.kv.block_pool import BlockPool, hash_in
 from baton_engine.scheduling.sequence import blocks_for
 from baton_protocol.hashing import extend_hashes, root_hash
 from baton_protocol.ids import BlockHash, Fingerprint
+from baton_protocol.layout import KVGroup
 from tests.oracles.engines import engine_of, hashes_of, row_sizes, tables
+from tests.support.engines.demands import kv_layout
 from tests.support.engines.engine_core import drive, make_request, run_all
 
 ROOT = root_hash(Fingerprint("f" * 32))
@@ -116,6 +118,16 @@ def test_a_changed_token_changes_the_hashes_of_its_block_and_all_later_ones_O_PF
         equal = [a == b for a, b in zip(names, extend_hashes(ROOT, changed, 16), strict=True)]
         assert equal == [True] * kept + [False] * (6 - kept)
     assert all(a != b for a, b in pairwise(names))
+
+
+def test_a_span_is_a_hit_only_if_it_is_cached_in_both_groups_O_PFX_8() -> None:
+    groups = (KVGroup((0,)), KVGroup((1,)))
+    pool = BlockPool(4, layout=kv_layout(layers=2, groups=groups))
+    first, second = pool.allocate(2)
+    pool.register(first, ABC, ends_chunk=False)
+    assert pool.cached([ABC]) == 0
+    pool.register(second, hash_in(1, ABC), ends_chunk=False)
+    assert pool.cached([ABC]) == 1
 
 
 @pytest.mark.parametrize(

@@ -7,6 +7,7 @@ from statistics import mean
 
 import pytest
 
+from baton_cli.bench.static_batches import static_batches, useful_share
 from baton_engine.config.scheduling_options import SchedulingOptions, SchedulingPolicy
 from baton_engine.core.engine_core import EngineCore
 from baton_engine.kv.block_pool import BlockPool
@@ -189,6 +190,56 @@ def test_six_requests_with_three_running_have_the_expected_latency_O_SCH_12() ->
     assert actual == first | {"D": (50, 100), "E": (100, 180), "F": (100, 250)}
     assert steps == 250
     assert mean(finished for _, finished in actual.values()) == pytest.approx(146.67, abs=0.005)
+    assert static_batches([50, 100, 200, 50, 80, 150], 3)[-1].end == 350
+
+
+def static_spans(outputs: Mapping[str, int], size: int) -> dict[str, tuple[int, int]]:
+    """The first step and the end of each request in static batches."""
+    batches = static_batches(list(outputs.values()), size)
+    each = [(batch.begin, batch.end) for batch in batches for _ in batch.outputs]
+    return dict(zip(outputs, each, strict=True))
+
+
+@pytest.mark.parametrize(
+    ("outputs", "idle", "useful"),
+    [
+        pytest.param((10, 50, 100), (90, 50, 0), 160 / 300, id="O-SCH-9"),
+        pytest.param((50, 100, 200), (150, 100, 0), 350 / 600, id="O-SCH-10"),
+    ],
+)
+def test_a_static_batch_ends_with_its_longest_answer_O_SCH_9_O_SCH_10(
+    outputs: tuple[int, ...], idle: tuple[int, ...], useful: float
+) -> None:
+    [batch] = static_batches(outputs, 3)
+    assert (batch.begin, batch.end, batch.idle) == (0, max(outputs), idle)
+    assert useful_share([batch]) == pytest.approx(useful)
+    names = {str(index): count for index, count in enumerate(outputs)}
+    actual, steps = spans(names)
+    assert steps == batch.end
+    assert tuple(batch.end - finished for _, finished in actual.values()) == idle
+
+
+def test_the_next_static_batch_begins_after_the_longest_answer_O_SCH_10() -> None:
+    outputs = {"A": 50, "B": 100, "C": 200, "D": 50, "E": 80}
+    static = static_batches(list(outputs.values()), 3)[1]
+    assert (static.begin, static.outputs, static.idle) == (200, (50, 80), (30, 0))
+    actual, _ = spans(outputs)
+    assert (actual["D"], actual["E"]) == ((50, 100), (100, 180))
+
+
+def test_a_request_waits_for_the_whole_static_batch_before_it_O_SCH_10b() -> None:
+    first, second = static_batches([100, 200, 10], 2)
+    assert (first.begin, first.end, first.idle) == (0, 200, (100, 0))
+    assert second.begin == 200
+
+
+def test_static_batches_take_140_steps_where_continuous_ones_take_100_O_SCH_11b() -> None:
+    outputs = {"R1": 10, "R2": 50, "R3": 100, "R4": 40, "R5": 30}
+    static = static_spans(outputs, 3)
+    assert max(end for _, end in static.values()) == 140
+    assert mean(end for _, end in static.values()) == 116
+    _, steps = spans(outputs)
+    assert steps == 100
 
 
 def test_a_chunked_prompt_does_not_interrupt_another_requests_decode_O_SCH_13() -> None:

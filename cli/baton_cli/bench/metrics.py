@@ -14,7 +14,9 @@ from itertools import pairwise
 import msgspec
 
 from baton_cli.bench.options import BenchOptions
+from baton_cli.bench.roofline import DecodeFloor
 from baton_cli.bench.run import CacheUse, RunRecord
+from baton_cli.bench.static_batches import static_batches, useful_share
 from baton_cli.bench.workload import Workload
 from baton_engine.core.engine_core import EngineCore
 from baton_protocol.layout import CODES
@@ -55,6 +57,15 @@ class Waste(msgspec.Struct, frozen=True, kw_only=True):
     run: float | None
 
 
+class StaticBatching(msgspec.Struct, frozen=True, kw_only=True):
+    """What static batches of `size` requests would need for the same answers: sampling steps, and
+    the share of their slots that computes a token."""
+
+    size: int
+    sampling_steps: int
+    useful_share: float
+
+
 class Throughput(msgspec.Struct, frozen=True, kw_only=True):
     """The figures of `baton bench throughput`. `steps` counts the steps that computed tokens,
     `sampling_steps` those that also sampled new ones. `tokens_per_drafted_row` is how many tokens a
@@ -83,6 +94,8 @@ class Throughput(msgspec.Struct, frozen=True, kw_only=True):
     latency_ms: Spread
     prompt_step_ms: Spread
     decode_step_ms: Spread
+    static: StaticBatching
+    floor: DecodeFloor | None
     setting: Setting
 
 
@@ -96,6 +109,7 @@ class Latency(msgspec.Struct, frozen=True, kw_only=True):
     output_tokens_per_second: float
     ttft_ms: Spread
     itl_ms: Spread
+    floor: DecodeFloor | None
     setting: Setting
 
 
@@ -123,7 +137,9 @@ def _dtype(kept: str, options: BenchOptions) -> str:
     return f"{options.dtype}, KV in {kept}" if kept in CODES else kept
 
 
-def throughput_of(record: RunRecord, workload: Workload, setting: Setting) -> Throughput:
+def throughput_of(
+    record: RunRecord, workload: Workload, setting: Setting, floor: DecodeFloor | None = None
+) -> Throughput:
     seconds, requests = record.elapsed, len(workload.items)
     prompt, output = workload.prompt_tokens, record.output_tokens
     ends = [0.0, *(step.end for step in record.steps)]
@@ -158,11 +174,25 @@ def throughput_of(record: RunRecord, workload: Workload, setting: Setting) -> Th
         latency_ms=spread([1e3 * live.times[-1] for live in record.lives.values()]),
         prompt_step_ms=spread([ms for ms, step in kinds if step.prompt_tokens]),
         decode_step_ms=spread([ms for ms, step in kinds if not step.prompt_tokens]),
+        static=_static(workload, setting.max_num_seqs),
+        floor=floor,
         setting=setting,
     )
 
 
-def latency_of(records: Sequence[RunRecord], workload: Workload, setting: Setting) -> Latency:
+def _static(workload: Workload, size: int) -> StaticBatching:
+    batches = static_batches([item.new_tokens for item in workload.items], size)
+    return StaticBatching(
+        size=size, sampling_steps=batches[-1].end, useful_share=useful_share(batches)
+    )
+
+
+def latency_of(
+    records: Sequence[RunRecord],
+    workload: Workload,
+    setting: Setting,
+    floor: DecodeFloor | None = None,
+) -> Latency:
     seconds = tuple(record.elapsed for record in records)
     whole = spread(seconds)
     return Latency(
@@ -173,6 +203,7 @@ def latency_of(records: Sequence[RunRecord], workload: Workload, setting: Settin
         output_tokens_per_second=workload.output_tokens * len(seconds) / sum(seconds),
         ttft_ms=spread(_firsts(records)),
         itl_ms=spread(_gaps(records)),
+        floor=floor,
         setting=setting,
     )
 

@@ -3,6 +3,7 @@
 CommonOptions, ModelSettings
 `-- BenchOptions            flags of both benches
     |-- ThroughputOptions   `baton bench throughput`
+    |   `-- SweepOptions    `baton bench sweep`
     `-- LatencyOptions      `baton bench latency`
 """
 
@@ -75,6 +76,12 @@ class ThroughputOptions(BenchOptions):
     random_prefix_len: int = option(
         0, "number of leading tokens that all random prompts share", least=0
     )
+    kv_plot: str = option(
+        "",
+        "SVG file for a chart of the KV cache over time: token slots that requests hold, and those"
+        " of them that are filled",
+        metavar="FILE",
+    )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -86,3 +93,34 @@ class LatencyOptions(BenchOptions):
     batch_size: int = option(8, "prompts sent together", least=1)
     num_iters_warmup: int = option(10, "number of unmeasured batches at the start", least=0)
     num_iters: int = option(30, "number of measured batches", least=1)
+
+
+@dataclass(frozen=True, kw_only=True)
+class SweepOptions(ThroughputOptions):
+    TITLE = "sweep"
+
+    num_prompts: int | None = option(
+        None, "number of requests of each point (default: 3 per sequence, at least 8)", least=1
+    )
+    goodput: tuple[str, ...] = option(
+        (),
+        "limits that a good request meets, in ms: ttft, tpot (mean of its tokens), itl (each of its"
+        " gaps), e2el",
+        metavar="NAME:MS",
+        several=True,
+    )
+    good_share: float = option(
+        0.99, "share of the requests that must be good", metavar="SHARE", least=0, most=1
+    )
+    try_seqs: tuple[str, ...] = option(
+        (), "values of --max-num-seqs to try (default: 1, 2, 4, ... up to it)", metavar="N,..."
+    )
+    try_tokens: tuple[str, ...] = option(
+        (),
+        "values of --max-batched-tokens to try (default: it, and three times half of that)",
+        metavar="N,...",
+    )
+    results: str = option(
+        "", "file of finished points, one JSON line each; a sweep goes on from it", metavar="FILE"
+    )
+    plot: str = option("", "SVG file for a chart of the points", metavar="FILE")

@@ -9,6 +9,7 @@ from collections.abc import Callable
 from typing import TextIO
 
 from baton_cli.bench.metrics import PERCENTILES, Latency, Setting, Spread, Throughput
+from baton_cli.bench.roofline import DecodeFloor
 
 REDRAW_S = 0.2
 BAR_WIDTH = 30
@@ -63,7 +64,9 @@ def throughput_text(figures: Throughput) -> str:
             f" {figures.output_tokens_per_second:.2f} output tokens/s",
             f"{figures.steps:,} steps, {figures.preemptions:,} preemptions; KV waste"
             f" {_percent(waste.steady)} while only generating, {_percent(waste.run)} over the run",
+            *_static_lines(figures),
             *_draft_lines(figures),
+            *_floor_lines(figures.floor),
             _heading(),
             _row("first token", figures.ttft_ms),
             _row("between tokens", figures.itl_ms),
@@ -86,6 +89,34 @@ def _draft_lines(figures: Throughput) -> list[str]:
     ]
 
 
+def _static_lines(figures: Throughput) -> list[str]:
+    """Nothing if static batches would do as well."""
+    static = figures.static
+    if static.useful_share == 1:
+        return []
+    return [
+        f"Static batches of {static.size} would sample in {static.sampling_steps:,} steps instead"
+        f" of {figures.sampling_steps:,}, with {static.useful_share:.1%} of their slots in use"
+    ]
+
+
+def _floor_lines(floor: DecodeFloor | None) -> list[str]:
+    if floor is None:
+        return []
+    balance = ""
+    if floor.balance_rows is not None and floor.operations_per_s is not None:
+        balance = (
+            f" and computes {floor.operations_per_s / 1e9:,.0f} GFLOP/s: products bound steps of"
+            f" {floor.balance_rows:,.0f} sequences or more"
+        )
+    return [
+        f"Roofline: this machine reads {floor.read_bytes_per_s / 1e9:,.1f} GB/s{balance}",
+        f"A step of {floor.rows:.1f} sequences reads {floor.weight_bytes / 1e9:.3f} GB of weights"
+        f" and {floor.kv_bytes / 1e9:.3f} GB of KV, in {floor.floor_ms:.2f} ms or more; it took"
+        f" {floor.step_ms:.2f} ms: {floor.share:.0%} of the byte floor's speed",
+    ]
+
+
 def latency_text(figures: Latency) -> str:
     count = len(figures.latencies)
     batches = Spread(
@@ -98,6 +129,7 @@ def latency_text(figures: Latency) -> str:
             f"{count} batches of {figures.batch_size},"
             f" {figures.output_tokens_per_second:,.1f} output tokens/s",
             f"Avg latency: {figures.avg_latency} seconds",
+            *_floor_lines(figures.floor),
             _heading(),
             _row("batch", batches),
             _row("first token", figures.ttft_ms),

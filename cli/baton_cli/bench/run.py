@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 
 from baton_engine.core.engine_core import EngineCore
 from baton_engine.interface import StepResult
+from baton_engine.memory.roofline import kv_read
 from baton_protocol.ids import RequestId
 from baton_protocol.layout import KVLayout
 from baton_protocol.request import Request
@@ -35,21 +36,27 @@ class BenchRequest:
 
 @dataclass(frozen=True, slots=True)
 class BenchStep:
-    """A step's end in seconds since the start, and the number of tokens it computed and sampled."""
+    """A step's end in seconds since the start, and the number of tokens it computed and sampled.
+    `rows`: the sequences that got new tokens; `kv_bytes`: the KV that these rows read, each its
+    own."""
 
     end: float
     prompt_tokens: int
     new_tokens: int
+    rows: int = 0
+    kv_bytes: int = 0
 
 
 @dataclass(frozen=True, slots=True)
 class CacheUse:
     """A sample of the KV cache in a step, in tokens: capacity that requests hold, and how much of
-    it is empty. `steady`: the step computed no prompt tokens."""
+    it is empty. `steady`: the step computed no prompt tokens. `at`: its end, in seconds since the
+    start."""
 
     allocated: int
     empty: int
     steady: bool
+    at: float = field(default=0.0, compare=False)
 
 
 @dataclass(slots=True)
@@ -111,7 +118,7 @@ def _step_all(
         if not result.num_tokens:  # the step only reported finished requests
             continue
         record.elapsed = now()
-        _note(record, result, number)
+        _note(record, result, number, engine.info.layout)
         if number % LOOK_EVERY == 0:
             record.looks.append(_look(engine, record, result, number))
         if progress is not None:
@@ -119,8 +126,7 @@ def _step_all(
     raise RuntimeError(f"the engine did not finish within {STEP_LIMIT} steps")
 
 
-def _note(record: RunRecord, result: StepResult, number: int) -> None:
-    record.steps.append(BenchStep(record.elapsed, result.num_prompt_tokens, len(result.tokens)))
+def _note(record: RunRecord, result: StepResult, number: int, layout: KVLayout) -> None:
     record.drafted_tokens += result.drafted
     record.accepted_drafts += result.accepted
     record.drafted_rows += len(result.drafts)
@@ -130,10 +136,22 @@ def _note(record: RunRecord, result: StepResult, number: int) -> None:
     for progress in result.progress:
         live = record.lives[progress.request]
         live.seen, live.computed, live.blocks = number, progress.computed, len(progress.blocks)
+    lengths = []  # of the sequences that got new tokens
     for token in result.tokens:
         live = record.lives[token.request]
+        if live.seen != number or not live.times:
+            lengths.append(live.prompt_len + len(live.times))
         live.seen = number
         live.times.append(record.elapsed)
+    record.steps.append(
+        BenchStep(
+            end=record.elapsed,
+            prompt_tokens=result.num_prompt_tokens,
+            new_tokens=len(result.tokens),
+            rows=len(lengths),
+            kv_bytes=kv_read(layout, lengths),
+        )
+    )
 
 
 def _look(engine: EngineCore, record: RunRecord, result: StepResult, number: int) -> CacheUse:
@@ -143,7 +161,7 @@ def _look(engine: EngineCore, record: RunRecord, result: StepResult, number: int
     layout, load = engine.info.layout, engine.load()
     empty = sum(_empty(live, layout) for live in record.lives.values() if live.seen == number)
     allocated = (load.total_blocks - load.free_blocks) * layout.block_size
-    return CacheUse(allocated, empty, steady=result.num_prompt_tokens == 0)
+    return CacheUse(allocated, empty, steady=result.num_prompt_tokens == 0, at=record.elapsed)
 
 
 def _empty(live: BenchRequest, layout: KVLayout) -> int:

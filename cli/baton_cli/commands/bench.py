@@ -16,9 +16,11 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from baton_cli.bench.engine import build, find_folder, read_tokenizer
+from baton_cli.bench.kv_chart import kv_chart
 from baton_cli.bench.metrics import Latency, Throughput, latency_of, setting_of, throughput_of
 from baton_cli.bench.options import DEFAULT_PROMPTS, BenchOptions, LatencyOptions, ThroughputOptions
 from baton_cli.bench.report import ProgressBar, latency_text, throughput_text
+from baton_cli.bench.roofline import decode_floor, measured_floor
 from baton_cli.bench.run import RunRecord, drive
 from baton_cli.bench.workload import Workload, batch, check_flags, random_prompts, synthetic
 from baton_cli.errors import CommandError
@@ -35,6 +37,7 @@ WARM_UP = (16, 16)
 
 def throughput(options: ThroughputOptions) -> int:
     _begin(options)
+    check_folder("--kv-plot", options.kv_plot)
     check_flags(options)
     folder = find_folder(options)
     texts = _read_texts(options, folder) if options.dataset_name == "sharegpt" else None
@@ -42,16 +45,22 @@ def throughput(options: ThroughputOptions) -> int:
     workload = texts or synthetic(options, engine.info.vocab_size)
     check_room(engine, workload)
     _warm_up(engine, options)
+    known = measured_floor(options, folder, engine)
     with ProgressBar(sys.stderr, workload.output_tokens, time.perf_counter) as bar:
         record = _drive(engine, workload, options, bar)
-    figures = throughput_of(record, workload, setting_of(engine, workload, options))
+    if options.kv_plot:
+        title = f"{workload.name} on {engine.info.model}"
+        write_text("--kv-plot", options.kv_plot, kv_chart(record.looks, title))
+    floor = None if known is None else decode_floor([record], *known)
+    figures = throughput_of(record, workload, setting_of(engine, workload, options), floor)
     _finish(options, throughput_text(figures), figures)
     return 0
 
 
 def latency(options: LatencyOptions) -> int:
     _begin(options)
-    engine = build(options, find_folder(options))
+    folder = find_folder(options)
+    engine = build(options, folder)
     workload = batch(options, engine.info.vocab_size)
     check_room(engine, workload)
     count = options.num_iters_warmup + options.num_iters
@@ -62,7 +71,9 @@ def latency(options: LatencyOptions) -> int:
             for number in range(count)
         ]
     counted = records[options.num_iters_warmup :]
-    figures = latency_of(counted, workload, setting_of(engine, workload, options))
+    known = measured_floor(options, folder, engine)
+    floor = None if known is None else decode_floor(counted, *known)
+    figures = latency_of(counted, workload, setting_of(engine, workload, options), floor)
     _finish(options, latency_text(figures), figures)
     return 0
 
@@ -81,10 +92,22 @@ def check_room(engine: EngineCore, workload: Workload) -> None:
         )
 
 
+def check_folder(flag: str, file: str) -> None:
+    """Raise CommandError if a file cannot be there; "" is no file."""
+    if file and not Path(file).expanduser().parent.is_dir():
+        raise CommandError(f"{flag} {file}: the folder does not exist")
+
+
+def write_text(flag: str, file: str, text: str) -> None:
+    try:
+        Path(file).expanduser().write_text(text, encoding="utf-8")
+    except OSError as error:
+        raise CommandError(f"{flag} {file}: {error}") from error
+
+
 def _begin(options: BenchOptions) -> None:
     configure(options.log_level, options.json_logs)
-    if options.output_json and not Path(options.output_json).expanduser().parent.is_dir():
-        raise CommandError(f"--output-json {options.output_json}: the folder does not exist")
+    check_folder("--output-json", options.output_json)
 
 
 def _read_texts(options: ThroughputOptions, folder: Path | None) -> Workload:
@@ -132,8 +155,5 @@ def _finish(options: BenchOptions, text: str, figures: Throughput | Latency) -> 
     print(text, flush=True)
     if not options.output_json:
         return
-    path = Path(options.output_json).expanduser()
-    try:
-        path.write_bytes(msgspec.json.format(msgspec.json.encode(figures), indent=2) + b"\n")
-    except OSError as error:
-        raise CommandError(f"--output-json {options.output_json}: {error}") from error
+    text = msgspec.json.format(msgspec.json.encode(figures), indent=2).decode() + "\n"
+    write_text("--output-json", options.output_json, text)

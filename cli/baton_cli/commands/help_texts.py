@@ -145,6 +145,20 @@ examples:
   baton bench latency --model DIR --load-format dummy --device cuda --output-json FILE
 """
 
+SWEEP = """\
+Find the largest --max-num-seqs and --max-batched-tokens with which requests meet --goodput. One
+engine in this process; each point runs as many requests at once as sequences."""
+
+SWEEP_EXAMPLES = """\
+examples:
+  baton bench sweep --model DIR --goodput ttft:500 itl:50 --max-num-seqs 64 --results sweep.jsonl
+  baton bench sweep --model DIR --goodput tpot:30 --try-tokens 256,512 --plot sweep.svg
+  baton bench sweep --engine sim --sim-decode-ms 2 --sim-decode-ms-per-seq 1 --goodput itl:20 \\
+                    --kv-blocks 5000 --input-len 64 --output-len 16
+
+Exit code 1: no limits meet the goals. With --results, a sweep that was interrupted goes on.
+"""
+
 SERVE = """\
 Send requests to any server with OpenAI's API and measure what clients see: time to the first token
 (TTFT), mean time per later token (TPOT), gaps between tokens (ITL), time of the whole request

@@ -150,6 +150,8 @@ def _add_flag(group: argparse._ArgumentGroup, item: Flag) -> None:
         kwargs["metavar"] = item.metavar or _metavar(item)
         if item.several:
             kwargs |= {"action": _Several, "nargs": "+"}
+        if item.bare:
+            kwargs |= {"nargs": "?", "const": item.bare}
     group.add_argument(item.option, **kwargs)
 
 

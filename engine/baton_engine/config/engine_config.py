@@ -33,6 +33,7 @@ BatchInvariant = Literal["auto", "on", "off"]
 LoadFormat = Literal["auto", "dummy"]
 ModelImpl = Literal["auto", "baton", "transformers"]
 PerformanceMode = Literal["balanced", "interactivity", "throughput"]
+LogSteps = Literal["off", "text", "json"]
 DEVICE_CHOICES = ("cpu", "cuda", "cuda:N")
 _DEVICE = re.compile(r"cpu|cuda(:\d+)?", re.ASCII)
 
@@ -197,6 +198,12 @@ class EngineConfig:
         "auto",
         "whose code computes the model; auto: Baton's own for its model families, transformers' for"
         " all others",
+    )
+    log_steps: LogSteps = option(
+        "off",
+        "write a line to stderr for each step: its sequences, their tokens and why, which others"
+        " wait and why, and its time; without a value: text",
+        bare="text",
     )
     verify_weights: bool = option(
         False, "hash the weights again at the start, even if .baton-digests.json has their digests"

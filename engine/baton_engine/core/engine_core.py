@@ -32,6 +32,7 @@ from baton_engine.core.kv_chunks import full_chunks
 from baton_engine.core.request_limits import RequestLimits
 from baton_engine.core.requests import RunningRequests
 from baton_engine.core.reservations import NOTHING, Landed, Reservations
+from baton_engine.core.step_log import StepLog
 from baton_engine.core.totals import Totals
 from baton_engine.errors import OutOfMemory
 from baton_engine.interface import (
@@ -53,6 +54,7 @@ from baton_engine.scheduling.draft_source import DraftSource
 from baton_engine.scheduling.ranges import Run
 from baton_engine.scheduling.scheduler_class import scheduler_class
 from baton_engine.scheduling.sequence import BlockNaming, RequestState, Submission, given_ids
+from baton_engine.scheduling.step_limits import StepLimits
 from baton_protocol.errors import GrammarDeadEnd, NotEnoughMemory
 from baton_protocol.hashing import extend_hashes, root_hash
 from baton_protocol.ids import BlockHash, BlockId, RequestId
@@ -87,6 +89,7 @@ class EngineCore:
         overlap: bool = False,
         drafter: DraftSource | None = None,
         scheduling: SchedulingOptions = DEFAULT_SCHEDULING,
+        step_log: StepLog | None = None,
     ) -> None:
         if runner.memory.layout != info.layout:
             raise ValueError(f"the runner's pool is {runner.memory.layout}, not {info.layout}")
@@ -98,6 +101,7 @@ class EngineCore:
         self.overlap = overlap
         self._runner = runner
         self._drafter = drafter
+        self._step_log = step_log
         caching = scheduling.enable_prefix_caching
         self._pool = BlockPool(info.num_blocks, HostTier(host), info.layout, caching=caching)
         self._scheduler = scheduler_class(scheduling.scheduler_cls)(
@@ -109,7 +113,7 @@ class EngineCore:
             options=scheduling,
         )
         self._limits = RequestLimits(info)
-        self._in_flight = InFlightSteps(info, runner, self._pool, self._scheduler)
+        self._in_flight = InFlightSteps(info, runner, self._pool, self._scheduler, step_log)
         self._reservations = Reservations(self._pool, self._scheduler, info.layout)
         self._requests = RunningRequests(
             info.layout, self._pool, self._scheduler, self._reservations, self._in_flight
@@ -318,8 +322,19 @@ class EngineCore:
                 self._note_time(drafter, read[0], drafter.clock() - started)
             self._reader.take(*read, result)
             self._count_seconds_won(read[0], result)
+            self._log(read[0], result)
         self._totals.count_step(result)
         return result
+
+    def limit_steps(self, tokens: int, seqs: int) -> None:
+        """Let a step compute at most `tokens` tokens of `seqs` sequences, as a bench does that
+        compares limits. Raises ValueError while there is work, and for more than `info` says."""
+        info = self.info
+        if not (1 <= tokens <= info.max_batched_tokens and 1 <= seqs <= info.max_num_seqs):
+            raise ValueError(f"steps of {tokens} tokens and {seqs} sequences are not planned")
+        if self.has_work():
+            raise ValueError("the limits of steps cannot change while requests run")
+        self._scheduler.limits = StepLimits(tokens, seqs)
 
     def _launch(self) -> None:
         """Launch a step. While the device lacks memory for it, launch a smaller one instead."""
@@ -347,6 +362,11 @@ class EngineCore:
         """Tell the drafter how long a step took, if none of its sequences computed its prompt."""
         if all(piece.count == 1 + len(piece.drafts) for piece in step.pieces):
             drafter.note_step(sum(piece.count for piece in step.pieces), seconds)
+
+    def _log(self, step: InFlightStep, result: StepResult) -> None:
+        if self._step_log is not None and step.schedule is not None:
+            rows = list(zip(step.pieces, step.rows, strict=True))
+            self._step_log.step(step.number, rows, step.schedule, result, self.load())
 
     def _count_seconds_won(self, step: InFlightStep, result: StepResult) -> None:
         if self._drafter is None or not result.drafts:

@@ -11,6 +11,7 @@ from collections.abc import Sequence as Seq
 from contextlib import suppress
 from dataclasses import dataclass, field
 
+from baton_engine.core.step_log import Schedule, StepLog
 from baton_engine.errors import OutOfMemory
 from baton_engine.interface import EngineInfo, Launched, Row, RowResult, Runner
 from baton_engine.kv.block_pool import BlockPool
@@ -25,13 +26,14 @@ class InFlightStep:
     """One launched step: its number (from 1), its pieces and one row per piece.
 
     `held` has the blocks of sequences that ended while the step was in flight. The step may still
-    write those blocks.
+    write those blocks. `schedule` is set if steps are logged.
     """
 
     number: int
     pieces: Seq[Piece]
     rows: Seq[Row]
     launched: Launched
+    schedule: Schedule | None = None
     held: list[list[BlockId]] = field(default_factory=list)
 
 
@@ -40,12 +42,18 @@ class InFlightSteps:
     at most one between calls of EngineCore.step()."""
 
     def __init__(
-        self, info: EngineInfo, runner: Runner, pool: BlockPool, scheduler: Scheduler
+        self,
+        info: EngineInfo,
+        runner: Runner,
+        pool: BlockPool,
+        scheduler: Scheduler,
+        step_log: StepLog | None = None,
     ) -> None:
         self._info = info
         self._runner = runner
         self._pool = pool
         self._scheduler = scheduler
+        self._step_log = step_log
         self._under_way: list[InFlightStep] = []  # oldest first
         self._launches = 0
 
@@ -56,7 +64,10 @@ class InFlightSteps:
         """Schedule a step after those in flight and launch it, unless nothing can run. Returns 0,
         or the step's number of tokens if the device lacks memory for it. In this case, and if the
         runner raises another error, the sequences return to their state before the launch."""
+        log = self._step_log
+        began = log.clock() if log is not None else 0.0
         pieces = self._scheduler.schedule(ahead=bool(self._under_way))
+        schedule = log.schedule(self._scheduler, began) if log is not None else None
         self._pool.host.move()
         if not pieces:
             return 0
@@ -72,7 +83,7 @@ class InFlightSteps:
             if not isinstance(error, OutOfMemory):
                 raise
             return sum(piece.count for piece in pieces)
-        self._under_way.append(InFlightStep(number, pieces, rows, launched))
+        self._under_way.append(InFlightStep(number, pieces, rows, launched, schedule))
         self._launches = number
         self._scheduler.limits.fit()
         return 0

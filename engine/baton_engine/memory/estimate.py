@@ -70,7 +70,7 @@ def count_weights(config: ModelConfig) -> int:
     """Number of parameters of this model."""
     if config.bridge is not None:
         return config.bridge.weights
-    hidden, counts = config.hidden_size, _counts_of(config)
+    hidden, counts = config.hidden_size, counts_of(config)
     layers = sum(counts.weights(config, layer) for layer in range(config.num_layers))
     heads = 1 if config.tied else 2
     return heads * config.vocab_size * hidden + layers + hidden
@@ -82,7 +82,7 @@ def quantized_part(config: ModelConfig) -> tuple[int, int]:
     orders of inputs."""
     numbers = size = 0
     if config.quantization is not None and config.bridge is None:
-        linears = _counts_of(config).linears
+        linears = counts_of(config).linears
         for layer in range(config.num_layers):
             for linear in linears(config, layer):
                 scheme = config.quantization.scheme_of(linear.name)
@@ -115,7 +115,7 @@ def _model_bytes(demand: MemoryDemand) -> int:
     plain = (count_weights(config) - numbers) * demand.item
     if demand.device != "cpu" and not _copies_head(config):
         return plain + size
-    return plain + size + _head_bytes(config, demand.item)
+    return plain + size + head_bytes(config, demand.item)
 
 
 def _copies_head(config: ModelConfig) -> bool:
@@ -123,7 +123,16 @@ def _copies_head(config: ModelConfig) -> bool:
     return config.tied and config.quantization is not None and bool(config.quantization.tied_head)
 
 
-def _head_bytes(config: ModelConfig, item: int) -> int:
+def embedding_bytes(config: ModelConfig, item: int) -> int:
+    """Bytes of the embedding, of which a step reads one row per token."""
+    shape, scheme = (config.vocab_size, config.hidden_size), None
+    if config.quantization is not None:
+        scheme = config.quantization.embedding
+    return shape[0] * shape[1] * item if scheme is None else scheme.weight_bytes(*shape)
+
+
+def head_bytes(config: ModelConfig, item: int) -> int:
+    """Bytes of the head as it is multiplied, a copy of a tied embedding included."""
     head, scheme = (config.vocab_size, config.hidden_size), None
     if config.quantization is not None:
         tied = config.quantization.tied_head or config.quantization.embedding
@@ -228,7 +237,7 @@ def _layers_bytes(demand: MemoryDemand, tokens: int) -> int:
 @lru_cache
 def _largest_part(config: ModelConfig, kernels: str, item: int) -> int:
     """The most bytes per token that a step holds in a part of a layer."""
-    counts = _counts_of(config)
+    counts = counts_of(config)
     return max(
         part.compute * item + part.float32 * FLOAT32_BYTES
         for layer in range(config.num_layers)
@@ -236,7 +245,8 @@ def _largest_part(config: ModelConfig, kernels: str, item: int) -> int:
     )
 
 
-def _counts_of(config: ModelConfig) -> LayerCounts:
+def counts_of(config: ModelConfig) -> LayerCounts:
+    """What the model's family tells of its layers."""
     family = find_family(config.architecture)
     return DECODER if family is None else family.counts
 

@@ -108,6 +108,7 @@ class Scheduler:
         self.running: list[Sequence] = []
         self._holding: list[Sequence] = []  # waiting sequences that hold blocks, oldest first
         self.preemptions = 0
+        self.preempted: list[Sequence] = []  # by the last schedule(), in order
         # True if the last step that was not scheduled ahead preempted a sequence, or ran nothing
         # because blocks were short.
         self.starved = False
@@ -179,6 +180,7 @@ class Scheduler:
         pieces: list[Piece] = []
         filling: list[Sequence] = []
         self._blocked = False
+        self.preempted = []
         before = self.preemptions
         budget = self._schedule_decoding(pieces, filling, ahead=ahead)
         if budget is None:
@@ -408,4 +410,5 @@ class Scheduler:
         no longer cached when it is admitted."""
         self._pool.release(self.remove(victim))
         self.preemptions += 1
+        self.preempted.append(victim)
         self.add(victim)

@@ -15,9 +15,10 @@ from typing import Self
 import msgspec
 
 from baton_engine.config.batch_limits import DEFAULT_SEQS, batch_limits
-from baton_engine.config.engine_config import EngineConfig, SimConfig, check_bounds
+from baton_engine.config.engine_config import EngineConfig, LogSteps, SimConfig, check_bounds
 from baton_engine.config.scheduling_options import DEFAULT_SCHEDULING, SchedulingOptions
 from baton_engine.core.engine_core import EngineCore
+from baton_engine.core.step_log import StepLog
 from baton_engine.errors import SettingsError
 from baton_engine.interface import EngineInfo
 from baton_engine.kv.host_blocks import CopiedBlocks, slots_for
@@ -50,7 +51,7 @@ NO_KV_SETTINGS = frozenset(
         "poison_token",  # ends the process before any KV is written
         # Sizes, schedules and timing
         *("num_blocks", "host_kv_memory", "max_model_len", "max_batched_tokens", "max_num_seqs"),
-        *("overcommit", "overlap", "speculative_config", "scheduling"),
+        *("overcommit", "overlap", "speculative_config", "scheduling", "log_steps"),
         *("prefill_base_ms", "prefill_ms_per_token", "decode_ms", "decode_ms_per_seq"),
     }
 )
@@ -86,6 +87,7 @@ class SimSettings(SimConfig):
     overlap: bool = False  # launch a step before the previous one is read
     speculative_config: str | None = None  # see EngineConfig
     scheduling: SchedulingOptions = DEFAULT_SCHEDULING
+    log_steps: LogSteps = "off"  # see EngineConfig
 
     @classmethod
     def of(
@@ -119,6 +121,7 @@ class SimSettings(SimConfig):
             overlap=config.overlap == "on",
             speculative_config=config.speculative_config,
             scheduling=SchedulingOptions.of(config),
+            log_steps=config.log_steps,
             **sizes,
         )
         if config.kv_blocks is not None:
@@ -251,4 +254,5 @@ def build_sim(
         overlap=settings.overlap,
         drafter=drafter,
         scheduling=settings.scheduling,
+        step_log=StepLog.of(settings.log_steps),
     )

@@ -6,8 +6,8 @@ reports. An idle loop sleeps in select() on the server's socket and the file des
 connector and of the grammars' worker.
 
 In: PrefillJob, RunJob, FirstTokens, NoFirstTokens, Abort, FinishChoice, Drain, Undrain,
-ResetPrefixCache; chunks and inbox entries. Out: Step, JobFailed, Load, CacheEvents, Saved, Drained;
-chunks and inbox entries.
+ResetPrefixCache, StartProfile, StopProfile; chunks and inbox entries. Out: Step, JobFailed, Load,
+CacheEvents, Saved, Drained, Profiled; chunks and inbox entries.
 """
 
 from __future__ import annotations
@@ -26,12 +26,15 @@ from baton_node.engine.reporter import Reporter
 from baton_node.engine.request_check import check_request
 from baton_node.engine.roles import Fetching, Publishing, WritingBehind
 from baton_node.engine.running_batch import RunningBatch
+from baton_node.engine.step_profiler import StepProfiler
 from baton_node.ipc.messages import (
     Drain,
     Drained,
     FinishChoice,
     Saved,
     Start,
+    StartProfile,
+    StopProfile,
     ToEngine,
     Undrain,
 )
@@ -92,6 +95,7 @@ class EngineLoop:
         self._outgoing = outgoing
         self._compiler = compiler
         self._reporter = Reporter(context, fetching)
+        self._profiler = StepProfiler(context.engine.info, context.socket.send)
         self._arrivals = 0
         self._freed = 0
         # When blocks last were short. While set, parked jobs get no blocks.
@@ -133,7 +137,9 @@ class EngineLoop:
         self._fetching.expire_waits(now)
         if self._short_at is None:
             self._fetching.grant_blocks()
-        moved = self._batch.run_step() if self._engine.has_work() else True
+        works = self._engine.has_work()
+        moved = self._batch.run_step() if works else True
+        self._profiler.turn(stepped=works and moved)
         self._share_blocks()
         for report in self._reporter.take_due(self._clock()):
             self._socket.send(report)
@@ -192,6 +198,10 @@ class EngineLoop:
                 self._write_behind.set_draining(False)
             case ResetPrefixCache():
                 self._engine.reset_prefix_cache()
+            case StartProfile():
+                self._profiler.start(frame)
+            case StopProfile():
+                self._profiler.stop()
             case Start():
                 logger.error("ignoring a second start frame")
 

@@ -2,8 +2,9 @@
 
     server -> engine   Start (first)  PrefillJob  RunJob  FirstTokens  NoFirstTokens  Abort
                        FinishChoice  Drain  Undrain  ResetPrefixCache
+                       StartProfile  StopProfile
     engine -> server   EngineReady or SetupFailed (first)  Step  JobFailed  Load  CacheEvents
-                       Saved  Drained
+                       Saved  Drained  Profiled
 
 Records of the router link are reused where they have the same meaning. A frame's payload is
 MessagePack (see `framing`). When the stream ends, both processes end.
@@ -67,6 +68,26 @@ class Drained(msgspec.Struct, frozen=True, tag="drained"):
     """No request is left, and all transfers of chunks have settled."""
 
 
+class StartProfile(msgspec.Struct, frozen=True, tag="start_profile"):
+    """Profile the next `steps` steps and write their trace to the file `path`, which exists and is
+    the server's. The engine answers with Profiled."""
+
+    steps: int
+    path: str
+
+
+class StopProfile(msgspec.Struct, frozen=True, tag="stop_profile"):
+    """End the profile now, if there is one."""
+
+
+class Profiled(msgspec.Struct, frozen=True, tag="profiled"):
+    """The trace of `steps` steps is in the file `path`; or, with an `error`, it is not."""
+
+    path: str
+    steps: int
+    error: str = ""
+
+
 class EngineReady(msgspec.Struct, frozen=True, tag="ready"):
     """The engine is ready. `load` is its first load, with the speeds that it measured. `chunks` are
     in its prefix cache now."""
@@ -114,8 +135,12 @@ ToEngine = (
     | Drain
     | Undrain
     | ResetPrefixCache
+    | StartProfile
+    | StopProfile
 )
-ToServer = EngineReady | SetupFailed | Step | JobFailed | Load | CacheEvents | Saved | Drained
+ToServer = (
+    EngineReady | SetupFailed | Step | JobFailed | Load | CacheEvents | Saved | Drained | Profiled
+)
 
 
 def to_engine_codec() -> Codec[ToEngine]:

@@ -5,9 +5,10 @@
     GET /health              200 while this process runs, even before the engine is ready
     GET /ready               200 if the node accepts jobs, otherwise 503
     GET /metrics             Prometheus metrics
+    POST /profile            a profile of the next steps; /start_profile, /stop_profile (`profiles`)
 
-If the node has a link token, the first two require it (401 without). A node on a loopback address
-accepts only the names of its machine in the Host header (403 otherwise).
+If the node has a link token, links, artifacts and profiles require it (401 without). A node on a
+loopback address accepts only the names of its machine in the Host header (403 otherwise).
 
 In: NodeSettings, the model's files, the running Node. Out: answers; frames for and from routers.
 """
@@ -22,12 +23,14 @@ from urllib.parse import urlsplit
 from aiohttp import WSMsgType, web
 from aiohttp.typedefs import Handler
 
+from baton_node.server.gpu_usage import gpu_reader
 from baton_node.server.identity import (
     digests_of,
 )
 from baton_node.server.links import RouterLink
 from baton_node.server.metrics import NodeMetrics
 from baton_node.server.node import Node
+from baton_node.server.profiles import Profiles
 from baton_node.settings import NodeSettings
 from baton_protocol.hosts import Hosts
 from baton_protocol.ids import Epoch, NodeId
@@ -64,7 +67,9 @@ class NodeServer:
         self._epoch = epoch
         digests = digests_of(artifacts)
         self._by_digest = {digests[name]: data for name, data in artifacts.items()}
-        self.metrics = NodeMetrics(NodeId(settings.node), self._figures)
+        self.metrics = NodeMetrics(
+            NodeId(settings.node), self._figures, gpu_reader(settings.device)
+        )
         self.service: Node | None = None
         hostname = urlsplit(settings.address).hostname
         names = (hostname,) if hostname is not None and is_loopback(settings.host) else ()
@@ -77,6 +82,9 @@ class NodeServer:
         app.router.add_get("/health", self.health)
         app.router.add_get("/ready", self.is_ready)
         app.router.add_get("/metrics", self.metrics_page)
+        app.router.add_post("/profile", self.profile)
+        app.router.add_post("/start_profile", self.start_profile)
+        app.router.add_post("/stop_profile", self.stop_profile)
         return app
 
     def runner(self, idle_s: float = IDLE_S) -> web.AppRunner:
@@ -112,6 +120,23 @@ class NodeServer:
     async def metrics_page(self, request: web.Request) -> web.Response:
         headers = {"Content-Type": "text/plain; version=0.0.4"}
         return web.Response(body=self.metrics.page(), headers=headers)
+
+    async def profile(self, request: web.Request) -> web.Response:
+        return await self._profiles(request).profile(request)
+
+    async def start_profile(self, request: web.Request) -> web.Response:
+        return await self._profiles(request).start(request)
+
+    async def stop_profile(self, request: web.Request) -> web.Response:
+        return await self._profiles(request).stop(request)
+
+    def _profiles(self, request: web.Request) -> Profiles:
+        if "Origin" in request.headers:  # a browser lets any page send this
+            raise web.HTTPForbidden(text="profiles are for admins, not for browser pages\n")
+        self._admit(request)
+        if self.service is None:
+            raise web.HTTPServiceUnavailable(text="the engine is not ready\n")
+        return self.service.profiles
 
     def _figures(self) -> Load:
         if self.service is None:

@@ -1,7 +1,7 @@
 """A node's /metrics page for Prometheus.
 
-The page shows the node's last load report and its requests' waits, with the label `node`, and its
-data servers, with the labels `node` and `instance` (the index in the data URLs).
+The page shows the node's last load report, its requests' waits and its GPU, with the label `node`,
+and its data servers, with the labels `node` and `instance` (the index in the data URLs).
 
 In: the node's Load, read at each scrape, and each wait when it ends. Out: text. It uses its own
 registry, so nothing is global.
@@ -16,6 +16,7 @@ from prometheus_client import CollectorRegistry, Histogram, generate_latest
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
+from baton_node.server.gpu_usage import ReadGpu
 from baton_protocol.ids import NodeId
 from baton_protocol.link import Load, RequestStats
 from baton_protocol.metrics import MetricSpec, families_of, metrics_of
@@ -35,9 +36,11 @@ WAITS: dict[str, str] = {
 class NodeMetrics:
     """The metrics page, and histograms of the phases before a request's first token."""
 
-    def __init__(self, node: NodeId, read: Callable[[], Load]) -> None:
+    def __init__(self, node: NodeId, read: Callable[[], Load], gpu: ReadGpu | None = None) -> None:
         self.registry = CollectorRegistry()
         self.registry.register(LoadCollector(node, read))
+        if gpu is not None:
+            self.registry.register(GpuCollector(node, gpu))
         self._waits = {
             name: Histogram(
                 f"baton_{name}_seconds",
@@ -92,6 +95,37 @@ class LoadCollector(Collector):
         tasks = GaugeMetricFamily("baton_asyncio_tasks", "Tasks of the process.", labels=["node"])
         tasks.add_metric([self._node], len(asyncio.all_tasks()))
         yield tasks
+
+
+class GpuCollector(Collector):
+    """The load of the node's card, by all processes that use it."""
+
+    def __init__(self, node: NodeId, read: ReadGpu) -> None:
+        self._node = node
+        self._read = read
+
+    def describe(self) -> Iterator[Metric]:
+        return iter(())
+
+    def collect(self) -> Iterator[Metric]:
+        now = self._read()
+        for name, help_text, value in (
+            (
+                "baton_gpu_busy",
+                "Share of the last second or less in which a kernel ran on the node's GPU.",
+                now and now.busy,
+            ),
+            (
+                "baton_gpu_memory_used_bytes",
+                "Memory of the node's GPU that all its processes use.",
+                now and now.used,
+            ),
+            ("baton_gpu_memory_bytes", "Memory of the node's GPU.", now and now.total),
+        ):
+            family = GaugeMetricFamily(name, help_text, labels=["node"])
+            if value is not None:
+                family.add_metric([self._node], value)
+            yield family
 
 
 def _families(

@@ -13,12 +13,13 @@ from contextlib import suppress
 import msgspec
 
 from baton_node.ipc.engine_process import EngineProcess
-from baton_node.ipc.messages import Drained, Saved, Step, ToEngine, ToServer
+from baton_node.ipc.messages import Drained, Profiled, Saved, Step, ToEngine, ToServer
 from baton_node.server.draining import Draining, EndWaits
 from baton_node.server.identity import Identity
 from baton_node.server.links import RouterLink, broadcast
 from baton_node.server.load_throttle import LoadThrottle
 from baton_node.server.metrics import NodeMetrics
+from baton_node.server.profiles import Profiles
 from baton_node.server.request_table import RequestTable
 from baton_node.server.role import NodeRole, saturation_error
 from baton_node.server.spans import NodeSpans
@@ -98,6 +99,7 @@ class Node:
         limit_s, save_s = identity.settings.drain_timeout_s, self._waits.save_s
         self._draining = Draining(engine.send, self._send_load, limit_s, save_s)
         self._figures = identity.ready.load
+        self.profiles = Profiles(engine.send)
 
     @property
     def requests(self) -> int:
@@ -227,6 +229,8 @@ class Node:
                 self._draining.note_saved()
             case Drained():
                 self._drained.set()
+            case Profiled():
+                self.profiles.note(frame)
 
     def _send_load(self) -> None:
         self._load_throttle.note_sent()
@@ -265,7 +269,8 @@ class Node:
         await link.close()
 
     def lose_links(self) -> None:
-        """Drop the remaining links without waiting for their queues."""
+        """Drop the remaining links without waiting for their queues, and a profile's file."""
+        self.profiles.close()
         self._load_throttle.cancel_timer()
         for link in self._links:
             link.lose()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import shutil
+import xml.etree.ElementTree as ElementTree
 from collections.abc import Callable
 from pathlib import Path
 
@@ -15,6 +16,7 @@ from baton_cli.bench.workload import random_prompts
 from baton_cli.commands.bench import check_room
 from baton_cli.errors import CommandError
 from baton_engine.config.engine_config import Overlap
+from baton_engine.runner import machine_speeds
 from tests.support.project.command import baton, baton_process, figures
 
 SIM = ("--engine", "sim", "--kv-blocks", "1000")
@@ -39,8 +41,8 @@ def test_throughput_reports_how_many_drafts_were_right(tmp_path: Path) -> None:
     share = report["accepted_drafts"] / report["drafted_tokens"]
     assert report["drafted_tokens"] > 0
     assert report["tokens_per_drafted_row"] == 1 + share  # with one draft in each row
-    report = figures(tmp_path / "f", "throughput", *SIM, "--num-prompts", "2")
-    assert report["tokens_per_drafted_row"] is None
+    plain = figures(tmp_path / "f", "throughput", *SIM, "--num-prompts", "2")
+    assert plain["tokens_per_drafted_row"] is None
 
 
 def test_a_part_of_the_preset_wastes_less_than_four_percent_of_the_kv_cache(tmp_path: Path) -> None:
@@ -49,6 +51,20 @@ def test_a_part_of_the_preset_wastes_less_than_four_percent_of_the_kv_cache(tmp_
     assert report["setting"]["workload"] == "nano-vllm"
     assert 0.0 < report["kv_waste"]["steady"] < 0.04
     assert 0.0 < report["kv_waste"]["run"] < 0.04
+
+
+def test_a_chart_shows_the_kv_cache_over_time(tmp_path: Path) -> None:
+    plot = tmp_path / "kv.svg"
+    flags = ("--num-prompts", "3", "--input-len", "20", "--output-len", "40")
+    figures(tmp_path / "f", "throughput", *SIM, *flags, "--kv-plot", str(plot))
+    root = ElementTree.parse(plot).getroot()
+    held, filled = (line for line in root.iter() if line.tag.endswith("polyline"))
+    heights = [
+        [float(corner.split(",")[1]) for corner in line.attrib["points"].split()]
+        for line in (held, filled)
+    ]
+    assert len(heights[0]) == len(heights[1]) == 4  # one sample per 13 of 40 steps
+    assert all(below >= above for above, below in zip(*heights, strict=True))
 
 
 @pytest.mark.long
@@ -87,8 +103,10 @@ def test_latency_reports_each_batch_on_the_simulated_engine(tmp_path: Path) -> N
 
 
 def test_dummy_weights_need_only_the_config(
-    tmp_path: Path, tiny_model: Callable[[str], Path]
+    tmp_path: Path, tiny_model: Callable[[str], Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr(machine_speeds, "READ_BYTES", 1 << 20)
+    monkeypatch.setattr(machine_speeds, "SIDE", {"cpu": 64})
     folder = tmp_path / "shape"
     folder.mkdir()
     shutil.copy(tiny_model("qwen3-gqa2") / "config.json", folder)
@@ -97,6 +115,11 @@ def test_dummy_weights_need_only_the_config(
     report = figures(tmp_path / "f", "throughput", *model, *flags)
     assert (report["output_tokens"], report["setting"]["load_format"]) == (12, "dummy")
     assert report["setting"]["engine"] == "torch"
+    floor = report["floor"]
+    assert (floor["steps"], floor["rows"]) == (3, 3.0)
+    assert floor["share"] == pytest.approx(floor["floor_ms"] / floor["step_ms"])
+    assert 0 < floor["kv_bytes"] < floor["weight_bytes"]
+    assert report["static"]["useful_share"] == 1.0
 
 
 @pytest.mark.parametrize(
@@ -129,6 +152,10 @@ def test_dummy_weights_need_only_the_config(
             "baton: --output-json /no/such/f: the folder does not exist",
         ),
         (["latency", "--engine", "sim", "--kv-shards", "7"], "baton: sim kv_shards is 7"),
+        (
+            ["throughput", "--engine", "sim", "--kv-plot", "/no/such/f"],
+            "baton: --kv-plot /no/such/f: the folder does not exist",
+        ),
     ],
 )
 def test_a_usage_error_is_one_line_on_stderr(flags: list[str], line: str) -> None:

@@ -43,7 +43,7 @@ class Sample:
     loud: bool = option(False, "a switch")
     size: ByteSize | None = option(None, "a size")
     blocks: int | None = option(None, "or blocks", excludes="size")
-    mode: Literal["a", "b"] = option("a", "a choice")
+    mode: Literal["a", "b"] = option("a", "a choice", bare="b")
     device: Device = option("cpu", "a device")
     urls: tuple[str, ...] = option((), "a list")
     secret: int = option(0, "hidden", hidden=True)
@@ -57,6 +57,11 @@ def read(argv: list[str], environ: dict[str, str] | None = None) -> Sample:
 
 def test_without_flags_and_variables_the_defaults_apply() -> None:
     assert read([]) == Sample()
+
+
+def test_a_flag_with_a_bare_value_may_stand_alone() -> None:
+    assert read(["--mode"]).mode == read(["--mode", "--loud"]).mode == "b"
+    assert read(["--mode", "a"]).mode == "a"
 
 
 def test_a_variable_is_parsed_as_its_flag_s_type() -> None:

@@ -70,6 +70,7 @@ def test_the_torch_engine_gets_every_engine_setting_of_the_node() -> None:
         "batch_invariant": "on",
         "speculative_config": '{"method": "suffix"}',
         "overcommit": True,
+        "log_steps": "json",
         "verify_weights": True,
         "model_impl": "baton",
         "performance_mode": "throughput",

@@ -10,6 +10,7 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from baton_engine.interface import StepResult
 from baton_node.engine.speed_meter import SpeedMeter
+from baton_node.server.gpu_usage import GpuUsage
 from baton_node.server.metrics import NodeMetrics
 from baton_protocol.ids import Epoch, NodeId
 from baton_protocol.link import Load
@@ -25,7 +26,7 @@ def page(*instances: DataInstance, **load: int) -> bytes:
     """Return the metrics page of a node with this load."""
     speeds = Speeds(decode_step_ms=1.5, get_latency_ms=0.25)
     report = Load(Epoch("e"), "ready", speeds, NodeLoad(**load), instances=instances)
-    return NodeMetrics(NodeId("p0"), lambda: report).page()
+    return NodeMetrics(NodeId("p0"), lambda: report, lambda: GpuUsage(0.25, 3, 8)).page()
 
 
 def samples(page: bytes) -> dict[tuple[str, frozenset[tuple[str, str]]], float]:
@@ -56,6 +57,12 @@ async def test_counters_by_position_are_samples_of_one_metric() -> None:
         if name == "baton_accepted_at_position_total"
     }
     assert found == {"1": 9, "2": 0, "3": 0, "4": 0, "5-8": 4, "9-": 0}
+
+
+async def test_metrics_have_the_load_of_the_node_s_gpu() -> None:
+    values, node = samples(page()), frozenset({("node", "p0")})
+    names = ("baton_gpu_busy", "baton_gpu_memory_used_bytes", "baton_gpu_memory_bytes")
+    assert [values[name, node] for name in names] == [0.25, 3, 8]
 
 
 async def test_metrics_have_the_figures_of_each_data_server_by_its_number() -> None:

@@ -48,6 +48,16 @@ async def test_a_client_without_the_token_is_refused(
         assert TOKEN not in await response.text()
 
 
+async def test_profiles_are_for_clients_with_the_token_that_are_no_pages(
+    guarded: TestClient[aiohttp.web.Request, aiohttp.web.Application],
+) -> None:
+    page = {**link_headers(TOKEN), "Origin": "http://127.0.0.1"}
+    for headers, status in (({}, 401), (page, 403), (link_headers(TOKEN), 503)):
+        for path in ("/profile", "/start_profile", "/stop_profile"):
+            async with guarded.post(path, headers=headers) as response:
+                assert response.status == status
+
+
 async def test_a_client_with_the_token_gets_artifacts_and_reaches_the_link(
     guarded: TestClient[aiohttp.web.Request, aiohttp.web.Application],
 ) -> None:
