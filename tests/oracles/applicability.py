@@ -58,7 +58,6 @@ NOT_APPLICABLE: tuple[tuple[tuple[str, ...], str], ...] = (
     ),
     (ids("MEM", "7c"), "a rounded estimate in decimal units; O-MEM-7d is exact"),
     (ids("MEM", "10 11"), "there is no contiguous allocator; paging is O-MEM-10b"),
-    (
     (ids("OUT", "3b"), "there are no cumulative outputs: nodes send only new tokens"),
     (
         ids("TOK", "1 2 3 4"),
