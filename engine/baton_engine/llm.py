@@ -41,6 +41,10 @@ class LLM:
         self._ids: Iterator[int] = count()
 
     @classmethod
+    def from_engine_args(cls, args: EngineArgs) -> Self:
+        return cls.from_engine(LLMEngine.from_engine_args(args))
+
+    @classmethod
     def from_engine(cls, engine: LLMEngine) -> Self:
         """An LLM of an engine that exists. Its owner must not step it while generate() runs."""
         llm = cls.__new__(cls)

@@ -58,10 +58,8 @@ class RunningChoice:
         return whole
 
     def take(self, token: TokenOut, params: SamplingParams) -> bool:
-        """Add a token, unless one of the same step has ended the choice. Returns True if a stop
-        string ended the choice before the engine did."""
-        if self.finish is not None:
-            return False
+        """Add a token of a choice that runs. Returns True if a stop string ended it before the
+        engine did."""
         self.ids.append(token.id)
         if token.logprobs is not None:
             self.logprobs.append(token.logprobs)
@@ -131,15 +129,17 @@ class RunningRequest:
         self.cached_tokens, self.prompt_logprobs = cached, logprobs
 
     def take(self, token: TokenOut, now: float) -> bool:
-        """Add a token that came at `now` (monotonic clock). Returns True if a stop string ended
-        the choice before the engine did."""
-        stats = self.stats
+        """Add a token that came at `now` (monotonic clock), unless an earlier one has ended the
+        choice. Returns True if a stop string ended the choice before the engine did."""
+        choice, stats = self.choices[token.choice], self.stats
+        if choice.finish is not None:
+            return False
         if not stats.num_generation_tokens:
             stats.first_token_ts = now
             stats.first_token_latency = now - stats.queued_ts
         stats.num_generation_tokens += 1
         stats.last_token_ts = now
-        return self.choices[token.choice].take(token, self.request.params)
+        return choice.take(token, self.request.params)
 
     def abort(self) -> None:
         """The caller has ended the request."""
