@@ -1,6 +1,7 @@
 """The engine: paged KV blocks, one scheduler without phases, and a runner that computes steps.
 
-In: requests (ids), KV bytes of blocks. Out: tokens, KV bytes of blocks. No network.
+In: requests (ids), KV bytes of blocks. Out: tokens, KV bytes of blocks. No network, except that a
+hub's model is fetched when a caller names one.
 
     llm         the offline API; it runs its prompts by `llm_engine`
     build       makes an engine from a model folder and its settings
