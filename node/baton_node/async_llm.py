@@ -7,8 +7,8 @@ In: prompts. Out: RequestOutputs, one stream per request. The engine process is 
 gets the same frames, and ends when this process ends, however that happens. Prompts become ids,
 and ids text, in this process, which loads no torch.
 
-An ended generator, a `break` out of its loop or a cancelled task aborts the request. If the engine
-process ends, each waiting generator raises EngineDeadError.
+A caller that closes its generator, leaves its loop or is cancelled aborts the request. If the
+engine process ends, each waiting generator raises EngineDeadError.
 """
 
 from __future__ import annotations

@@ -1,19 +1,16 @@
 """The keyword arguments of LLM, LLMEngine and AsyncLLM: Baton's options, by their own names or by
 vLLM's.
 
-    Baton's own   the fields of EngineConfig
-    RENAMED       vLLM's names of these options, with another unit or form where it has one
-    ONLY          vLLM's arguments that may have the value that Baton always has
-    UNUSED        vLLM's arguments about what Baton has none of, so that any value is right
-    REFUSED       vLLM's arguments that Baton cannot honour, with what to do instead
-
-Any other name is a TypeError that names the nearest one.
+Baton's own are the fields of EngineConfig. For vLLM's, tables say which have another name here
+(RENAMED), may only have the value that Baton always has (ONLY), have no use here, whatever their
+value (UNUSED), or cannot be honoured, with what to do instead (REFUSED). None always means the
+default. Any other name is a TypeError that names the nearest one.
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import fields
 from difflib import get_close_matches
 from pathlib import Path
@@ -26,29 +23,16 @@ from baton_engine.offline.model_text import ModelText, read_text
 
 OPTIONS = tuple(field.name for field in fields(EngineConfig))
 GIB = 1 << 30
-
-
-def _bytes_of_gib(value: float) -> int:
-    return int(value * GIB)
-
-
-def _on_or_off(value: bool) -> str:
-    return "on" if value else "off"
-
-
-def _same(value: Any) -> Any:
-    return value
-
-
-# vLLM's name -> Baton's, and vLLM's value -> Baton's. None always means Baton's default.
-RENAMED: Mapping[str, tuple[str, Callable[[Any], Any]]] = {
-    "max_num_batched_tokens": ("max_batched_tokens", _same),
-    "num_gpu_blocks_override": ("kv_blocks", _same),
-    "kv_cache_memory_bytes": ("kv_memory", _same),
-    "kv_offloading_size": ("host_kv_memory", _bytes_of_gib),
-    "swap_space": ("host_kv_memory", _bytes_of_gib),
-    "async_scheduling": ("overlap", _on_or_off),
+# vLLM's name -> Baton's. IN_GIB: vLLM's value is in GiB, Baton's in bytes.
+RENAMED: Mapping[str, str] = {
+    "max_num_batched_tokens": "max_batched_tokens",
+    "num_gpu_blocks_override": "kv_blocks",
+    "kv_cache_memory_bytes": "kv_memory",
+    "kv_offloading_size": "host_kv_memory",
+    "swap_space": "host_kv_memory",
+    "async_scheduling": "overlap",
 }
+IN_GIB = ("kv_offloading_size", "swap_space")
 ONLY: Mapping[str, tuple[Any, str]] = {
     "tokenizer_mode": ("auto", "a model's own tokenizer.json is the only kind"),
     "config_format": ("auto", "config.json or a GGUF file's metadata is the only kind"),
@@ -183,11 +167,10 @@ def engine_options(given: Mapping[str, Any]) -> dict[str, Any]:
         if name in OPTIONS:
             options[name] = _value(name, value)
         elif name in RENAMED:
-            ours, convert = RENAMED[name]
+            ours = RENAMED[name]
             if ours in given:
                 raise SettingsError(f"{name} and {ours} are the same option; leave out one of them")
-            if value is not None:
-                options[ours] = convert(value)
+            options[ours] = _renamed(name, value)
         elif name in SPEC_KEYS:
             if value is not None:
                 drafts[SPEC_KEYS[name]] = value
@@ -203,6 +186,14 @@ def engine_options(given: Mapping[str, Any]) -> dict[str, Any]:
             raise SettingsError("give speculative_config or spec_method, not both")
         options["speculative_config"] = json.dumps(drafts)
     return {name: value for name, value in options.items() if value is not None}
+
+
+def _renamed(name: str, value: Any) -> Any:
+    if value is None:
+        return None
+    if name == "async_scheduling":
+        return "on" if value else "off"
+    return int(value * GIB) if name in IN_GIB else value
 
 
 def _value(name: str, value: Any) -> Any:

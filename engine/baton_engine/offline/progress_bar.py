@@ -16,7 +16,7 @@ SHOW_EVERY_S = 0.1
 
 
 class ProgressBar:
-    """Use it in a `with` statement, which closes the bar even after an error."""
+    """A context manager, which closes the bar even after an error."""
 
     def __init__(
         self, use_tqdm: UseTqdm, prompts: int, clock: Callable[[], float] = time.monotonic

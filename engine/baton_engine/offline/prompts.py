@@ -11,6 +11,8 @@ from typing import Any, TypedDict
 
 from baton_protocol.errors import InvalidRequest
 
+KEYS = ("prompt", "prompt_token_ids", "cache_salt")
+
 
 class TextPrompt(TypedDict, total=False):
     prompt: str
@@ -24,7 +26,6 @@ class TokensPrompt(TypedDict, total=False):
 
 
 Prompt = str | Sequence[int] | TextPrompt | TokensPrompt | Mapping[str, Any]
-KEYS = ("prompt", "prompt_token_ids", "cache_salt")
 
 
 @dataclass(frozen=True, slots=True)
