@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import os
 import random
+import re
 import signal
 import subprocess
 import sys
@@ -232,6 +233,13 @@ async def test_what_cannot_start_says_so() -> None:
         AsyncLLM("/no/such")
     with pytest.raises(SettingsError, match="tokenizer_mode is 'slow'"):
         sim_llm(tokenizer_mode="slow")
+
+
+def test_the_example_of_the_page_runs(capsys: pytest.CaptureFixture[str]) -> None:
+    page = (Path(__file__).parents[2] / "docs" / "offline.md").read_text()
+    [example] = re.findall(r'^```python\n([^`]*engine="sim"[^`]*)^```$', page, re.MULTILINE)
+    exec(example, {"__name__": "__main__"})
+    assert {line.split()[0] for line in capsys.readouterr().out.splitlines()} == {"0", "1"}
 
 
 def test_a_loop_that_ends_ends_the_engine_process() -> None:
