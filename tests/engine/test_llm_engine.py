@@ -47,7 +47,7 @@ def outputs_of(
         (FINAL, 3, [7]),
     ],
 )
-def test_outputs_are_as_the_kind_and_the_interval_say_O_OUT_3b(
+def test_outputs_are_as_the_kind_and_the_interval_say(
     engine: LLMEngine, kind: RequestOutputKind, interval: int | None, lengths: list[int]
 ) -> None:
     [whole] = [output.outputs[0] for output in outputs_of(engine, FINAL)]
