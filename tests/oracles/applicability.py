@@ -137,7 +137,7 @@ DIFFERENCES: Mapping[str, str] = {
     "O-REQ-6": "prompts are a required argument; an empty prompt raises InvalidRequest",
     "O-OUT-1b": "only the five entries of GPT-2's vocabulary, with their ids",
     "O-OUT-2": "the content of the empty delta is an empty string",
-    "O-OUT-3": "in the router the pieces stay separate items of one batch, which is written at once",
+    "O-OUT-3": "in the router the pieces stay separate, and are written at once",
     "O-OUT-3d": "the reader gets the items before the error, and then the error",
     "O-SMP-4b": "the smallest set, which has four tokens",
     "O-NAN-4": "up to 256, each 8th size is recorded instead of each 16th; --max-num-seqs is the "
