@@ -221,6 +221,18 @@ async def test_wrong_requests_raise_in_their_own_generator() -> None:
         assert stats.queued_ts <= stats.scheduled_ts <= stats.first_token_ts <= stats.last_token_ts
 
 
+async def test_the_time_in_the_queue_is_that_before_the_first_step() -> None:
+    async with sim_llm(max_num_seqs=1, sim=SimConfig(decode_ms=2.0)) as llm:
+        params = SamplingParams(max_tokens=12, seed=1)
+        outputs = await asyncio.gather(*(last_output(llm, f"p{i}", params) for i in range(2)))
+    first, second = sorted(
+        (output.metrics for output in outputs if output.metrics is not None),
+        key=lambda stats: stats.first_token_ts,
+    )
+    assert first.scheduled_ts - first.queued_ts < second.scheduled_ts - second.queued_ts
+    assert second.scheduled_ts - second.queued_ts > 11 * 0.002
+
+
 async def test_what_cannot_start_says_so() -> None:
     llm = sim_llm(max_num_seqs=0)
     for _ in range(2):
