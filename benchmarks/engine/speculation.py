@@ -101,7 +101,7 @@ class Baton:
         began = time.perf_counter()
         for first in range(0, len(work.prompts), work.batch):
             together = work.prompts[first : first + work.batch]
-            outputs = self._llm.generate(together, work.params)
+            outputs = self._llm.generate(together, work.params, use_tqdm=False)
             ids += [output.outputs[0].token_ids for output in outputs]
         passed, after = time.perf_counter() - began, self._llm.engine.load()
         self.drafted = after.drafted_tokens_total - before.drafted_tokens_total

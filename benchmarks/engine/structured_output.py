@@ -40,7 +40,7 @@ def main() -> None:
     bound = SamplingParams(
         temperature=1.0, seed=1, max_tokens=options.tokens, ignore_eos=True, structured=people
     )
-    llm.generate(PROMPT, bound)  # warm: products are packed, the schema is compiled
+    llm.generate(PROMPT, bound, use_tqdm=False)  # warm: products are packed, the schema is compiled
     speeds: dict[str, list[float]] = {"plain": [], "schema": []}
     firsts: dict[str, list[float]] = {"plain": [], "schema": []}
     for number in range(options.passes):
@@ -94,7 +94,7 @@ def list_of(items: dict[str, Any]) -> dict[str, Any]:
 
 def tokens_per_s(llm: LLM, prompts: list[str], params: SamplingParams) -> float:
     began = time.perf_counter()
-    outputs = llm.generate(prompts, params)
+    outputs = llm.generate(prompts, params, use_tqdm=False)
     taken = time.perf_counter() - began
     return sum(len(choice.token_ids) for each in outputs for choice in each.outputs) / taken
 

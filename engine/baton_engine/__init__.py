@@ -1,8 +1,11 @@
 """The engine: paged KV blocks, one scheduler without phases, and a runner that computes steps.
 
-In: requests (ids), KV bytes of blocks. Out: tokens, KV bytes of blocks. No network.
+In: requests (ids), KV bytes of blocks. Out: tokens, KV bytes of blocks. No network, except that a
+hub's model is fetched when a caller names one.
 
-    llm         the offline API; `build` makes an engine from a model folder and its settings
+    llm         the offline API; it runs its prompts by `llm_engine`
+    build       makes an engine from a model folder and its settings
+    offline     what the offline API's classes share, also AsyncLLM in the node's room
     sim         the simulated engine: real blocks and bytes, a timing model, no torch
     core        EngineCore: requests from submission to their last token
     scheduling  choose the sequences of a step, the tokens each computes, and which to preempt
@@ -17,24 +20,57 @@ In: requests (ids), KV bytes of blocks. Out: tokens, KV bytes of blocks. No netw
     progress    progress line of a long start
     errors      errors that are found before an engine runs
 
-`LLM` is imported on first access, because a simulated node must not load torch.
+Nothing is imported before its first access: a simulated node must not load torch, which LLM and
+LLMEngine need.
 """
 
 from __future__ import annotations
 
+from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
-from baton_protocol.sampling import SamplingParams
-
 if TYPE_CHECKING:
-    from baton_engine.llm import LLM, GuidedDecodingParams, StructuredOutputsParams
+    from baton_engine.llm import LLM
+    from baton_engine.llm_engine import LLMEngine
+    from baton_engine.offline.arguments import AsyncEngineArgs, EngineArgs
+    from baton_engine.offline.outputs import CompletionOutput, RequestOutput
+    from baton_engine.offline.parameters import (
+        GuidedDecodingParams,
+        RequestOutputKind,
+        SamplingParams,
+        StructuredOutputsParams,
+    )
+    from baton_engine.offline.prompts import TextPrompt, TokensPrompt
 
-__all__ = ["LLM", "GuidedDecodingParams", "SamplingParams", "StructuredOutputsParams"]
+__all__ = [
+    "LLM",
+    "AsyncEngineArgs",
+    "CompletionOutput",
+    "EngineArgs",
+    "GuidedDecodingParams",
+    "LLMEngine",
+    "RequestOutput",
+    "RequestOutputKind",
+    "SamplingParams",
+    "StructuredOutputsParams",
+    "TextPrompt",
+    "TokensPrompt",
+]
+_MODULES = {
+    "llm": ("LLM",),
+    "llm_engine": ("LLMEngine",),
+    "offline.arguments": ("AsyncEngineArgs", "EngineArgs"),
+    "offline.outputs": ("CompletionOutput", "RequestOutput"),
+    "offline.parameters": (
+        *("GuidedDecodingParams", "RequestOutputKind", "SamplingParams"),
+        "StructuredOutputsParams",
+    ),
+    "offline.prompts": ("TextPrompt", "TokensPrompt"),
+}
 
 
 def __getattr__(name: str) -> Any:
-    if name in ("LLM", "GuidedDecodingParams", "StructuredOutputsParams"):
-        from baton_engine import llm
-
-        return getattr(llm, name)
+    for module, names in _MODULES.items():
+        if name in names:
+            return getattr(import_module(f"baton_engine.{module}"), name)
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

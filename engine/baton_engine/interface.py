@@ -364,6 +364,7 @@ class StepResult:
     tokens: list[TokenOut] = field(default_factory=list)
     progress: list[Progress] = field(default_factory=list)
     filled: list[Filled] = field(default_factory=list)
+    started: list[RequestId] = field(default_factory=list)  # first computed in this step
     prompts: list[PromptUse] = field(default_factory=list)
     complete: list[Complete] = field(default_factory=list)  # submitted with all their tokens
     finished: list[RequestId] = field(default_factory=list)  # requests that ended, failed ones too

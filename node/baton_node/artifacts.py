@@ -24,7 +24,9 @@ def load_artifacts(settings: NodeSettings) -> dict[str, bytes]:
     try:
         parsers = parsers_artifact(settings.tool_parser, settings.reasoning_parser)
         if settings.model:
-            return read_artifacts(Path(settings.model), settings.chat_template or None) | parsers
+            tokenizer = Path(settings.tokenizer) if settings.tokenizer else None
+            template = settings.chat_template or None
+            return read_artifacts(Path(settings.model), template, tokenizer) | parsers
         vocab = settings.sim.vocab_size
         return (byte_artifacts(vocab) if vocab else byte_artifacts()) | parsers
     except ArtifactError as error:

@@ -14,7 +14,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar
 
-from baton_engine.config.engine_config import EngineConfig, SimConfig
+from baton_engine.config.engine_config import EngineConfig, LoadFormat, SimConfig
 from baton_protocol.model_source import name_of_path
 from baton_protocol.options import MAX_PORT, ByteSize, option
 from baton_protocol.policies import EngineKind, FetchPolicy, StoreCare
@@ -129,6 +129,8 @@ class NodeSettings(ServerSettings, ModelSettings, ExchangeSettings):
     """Without an `index_url` there is no store: the node computes each request itself."""
 
     role: Role
+    tokenizer: str = ""  # the folder of another tokenizer than the model's; only AsyncLLM has one
+    load_format: LoadFormat = "auto"  # only AsyncLLM has another
     log_level: str = "WARNING"  # of the engine process only; the caller configures the server's log
     json_logs: bool = False  # of the engine process only
 

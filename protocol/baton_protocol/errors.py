@@ -230,3 +230,23 @@ class GrammarDeadEnd(BatonError):
 
 class InternalError(BatonError):
     pass
+
+
+def error_of(record: ErrorRecord) -> BatonError:
+    """The error of a node's record, so that a caller in Python can catch it by its class. One of a
+    code without a class is an InvalidRequest or, from status 500 on, an InternalError."""
+    kind = next((each for each in _OF_NODES if each.code == record.code), None)
+    if kind is None:
+        kind = InvalidRequest if record.status < 500 else InternalError
+    return kind(
+        record.message, param=record.param, code=record.code, retry_after=record.retry_after
+    )
+
+
+_OF_NODES: tuple[type[BatonError], ...] = (
+    PromptTooLong,
+    DeadlineExceeded,
+    Unavailable,
+    NotEnoughMemory,
+    GrammarDeadEnd,
+)

@@ -18,6 +18,7 @@ from baton_engine import LLM, GuidedDecodingParams, SamplingParams, StructuredOu
 from baton_engine.core.engine_core import EngineCore
 from baton_engine.errors import ModelError
 from baton_engine.interface import StepResult
+from baton_engine.offline.parameters import wire_params
 from baton_protocol.errors import InvalidRequest, NotEnoughMemory, PromptTooLong
 from baton_protocol.request import Request
 from tests.support.engines.exactness import Tally, compare, reference
@@ -59,7 +60,7 @@ def test_a_request_without_memory_for_a_step_of_its_own_raises_and_the_next_one_
     llm = make_llm(tiny_model("qwen3-gqa4"))
     assert isinstance(llm.engine, EngineCore)
     runner = ShortOfMemory(llm.engine.runner, lambda number, rows: samples_of(rows) > 4)
-    llm.engine = EngineCore(llm.engine.info, runner)
+    llm.llm_engine.engine_core = EngineCore(llm.engine.info, runner)
     huge = SamplingParams(temperature=1.0, n=6, max_tokens=3)
     with pytest.raises(NotEnoughMemory, match="1 token and 6 choices"):
         llm.generate([prompt_of(9, seed=1)], huge)
@@ -308,7 +309,7 @@ def test_parameters_are_accepted_in_the_forms_that_vllm_accepts(
     prompt = prompt_of(9, seed=2)
     params = [SamplingParams(**(ALLOWED | each)) for each in (given, expected)]
     loose, strict = llm.generate([prompt, prompt], params)
-    assert submitted == [params[1]] * 2
+    assert submitted == [wire_params(params[1])] * 2
     assert loose.outputs == strict.outputs
 
 

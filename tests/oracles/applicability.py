@@ -43,7 +43,7 @@ TESTED: tuple[str, ...] = (
     *ids("PFX", "1 2 2b 3 4 5 6 7 8 9 10"),
     *ids("SCH", "1 2 3 3b 3c 4 5 6 7 8 9 10 10b 11 11b 12 13 14 15 16"),
     *ids("REQ", "1 2 3 3b 3c 3d 3e 3f 4 5 6"),
-    *ids("OUT", "1 1b 2 3 3c 3d 4 5 6"),
+    *ids("OUT", "1 1b 2 3 3b 3c 3d 4 5 6"),
     *ids("SMP", "1 2 2b 2c 2d 3 3b 3c 4 4b 4c 4d 4e 5 6 6b 7 7b 7c 7d 8 9"),
     *ids("MDL", "1 1b 2 3 5 5b 5c 5d 5e 5f 6 7 8 8c 8d 8e 9 9b 10 11"),
     *ids("QNT", "1 5"),
@@ -58,7 +58,6 @@ NOT_APPLICABLE: tuple[tuple[tuple[str, ...], str], ...] = (
     ),
     (ids("MEM", "7c"), "a rounded estimate in decimal units; O-MEM-7d is exact"),
     (ids("MEM", "10 11"), "there is no contiguous allocator; paging is O-MEM-10b"),
-    (ids("OUT", "3b"), "there are no cumulative outputs: nodes send only new tokens"),
     (
         ids("TOK", "1 2 3 4"),
         "the tokenizers of Llama 2, GPT-2, LLaMA and Qwen are downloads with their own licences, "
@@ -124,7 +123,7 @@ DIFFERENCES: Mapping[str, str] = {
     "O-REQ-6": "prompts are a required argument; an empty prompt raises InvalidRequest",
     "O-OUT-1b": "only the five entries of GPT-2's vocabulary, with their ids",
     "O-OUT-2": "the content of the empty delta is an empty string",
-    "O-OUT-3": "the pieces stay separate items of one batch, which is written at once",
+    "O-OUT-3": "in the router the pieces stay separate, and are written at once",
     "O-OUT-3d": "the reader gets the items before the error, and then the error",
     "O-SMP-4b": "the smallest set, which has four tokens",
     "O-NAN-4": "up to 256, each 8th size is recorded instead of each 16th; --max-num-seqs is the "

@@ -15,6 +15,9 @@ import torch
 from tokenizers import Tokenizer as Backend
 from tokenizers import decoders, models, pre_tokenizers
 
+from baton_engine import RequestOutputKind, SamplingParams
+from baton_engine.interface import TokenOut
+from baton_engine.offline.running_request import RequestMaker
 from baton_engine.sampling.logprobs import logprobs_of
 from baton_protocol.errors import ErrorRecord
 from baton_protocol.ids import RequestId
@@ -26,6 +29,7 @@ from baton_router.settings import RouterSettings
 from baton_text.artifacts import TOKENIZER, byte_artifacts
 from baton_text.detokenizer import Detokenizer
 from baton_text.tokenizer import Tokenizer
+from tests.support.engines.offline import byte_text
 from tests.support.nodes.fake_node import FakeNode, Script
 from tests.support.waiting import WAIT_S, until
 
@@ -156,6 +160,28 @@ async def test_the_reader_gets_all_queued_items_at_once_O_OUT_3() -> None:
     assert text_of(await queue.next_batch()) == "ab"
     queue.end_request()
     assert await queue.next_batch() == []
+
+
+@pytest.mark.parametrize(
+    ("kind", "last_text"), [(RequestOutputKind.CUMULATIVE, "abc"), (RequestOutputKind.DELTA, "c")]
+)
+def test_two_tokens_before_a_read_are_one_output_O_OUT_3_O_OUT_3b(
+    kind: RequestOutputKind, last_text: str
+) -> None:
+    """In the offline API: of two cumulative outputs the later, of two deltas their sum."""
+    params = SamplingParams(max_tokens=3, output_kind=kind)
+    running = RequestMaker(byte_text()).make(RequestId("a"), "a", "hello", params, (0.0, 0.0))
+    assert running.output() is None
+    for offset, char in enumerate("ab"):
+        running.take(TokenOut(running.id, 0, 0, offset, ord(char)), 1.0)
+    output = running.output()
+    assert output is not None
+    assert [choice.text for choice in output.outputs] == ["ab"]
+    assert running.output() is None
+    running.take(TokenOut(running.id, 0, 0, 2, ord("c"), finish="length"), 2.0)
+    last = running.output()
+    assert last is not None
+    assert (last.outputs[0].text, last.finished) == (last_text, True)
 
 
 async def test_the_reader_of_an_empty_queue_waits_for_a_put_O_OUT_3c() -> None:

@@ -33,6 +33,8 @@ MORE_TEMPLATES = "additional_chat_templates"
 # Not in the model folder: the parsers that the node's flags select, see parsers.registry.
 BATON = "baton.json"
 OPTIONAL = (TOKENIZER_CONFIG, CONFIG, GENERATION_CONFIG, SPECIAL_TOKENS_MAP, CHAT_TEMPLATE)
+# What describes the model, whichever tokenizer it has.
+OF_MODEL = (CONFIG, GENERATION_CONFIG)
 
 SPECIAL_NAMES = (
     "bos_token",
@@ -86,15 +88,31 @@ def digest(data: bytes) -> str:
     return hashlib.sha256(data).hexdigest()
 
 
-def read_artifacts(model: Path, chat_template: Path | str | None = None) -> dict[str, bytes]:
+def read_artifacts(
+    model: Path, chat_template: Path | str | None = None, tokenizer: Path | None = None
+) -> dict[str, bytes]:
     """Read the tokenizer, configs and templates of a Hugging Face folder or a GGUF file. Raises
     ArtifactError.
 
     `chat_template` replaces all templates of the model. It is a file's path, or the template itself
-    if it is a string that contains "{".
+    if it is a string that contains "{". `tokenizer` is another folder or file, which has the
+    tokenizer and the templates; only the model's configs are then read from `model`.
     """
-    files = _of_file(model) if is_gguf(model) else _of_folder(model)
+    files = _read(model if tokenizer is None else tokenizer)
+    if tokenizer is not None:
+        files = {name: data for name, data in files.items() if name not in OF_MODEL}
+        files |= _configs_of(model)
     return files if chat_template is None else _with_template(files, chat_template)
+
+
+def _read(path: Path) -> dict[str, bytes]:
+    return _of_file(path) if is_gguf(path) else _of_folder(path)
+
+
+def _configs_of(model: Path) -> dict[str, bytes]:
+    if is_gguf(model):
+        return {name: data for name, data in _of_file(model).items() if name in OF_MODEL}
+    return {name: (model / name).read_bytes() for name in OF_MODEL if (model / name).is_file()}
 
 
 def _of_file(path: Path) -> dict[str, bytes]:

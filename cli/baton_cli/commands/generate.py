@@ -126,6 +126,8 @@ def _generate(
     except EngineError as error:
         raise CommandError(str(error)) from error
     params = sampling(options, llm.default_sampling_params())
+    bar = len(prompts) > 1 and sys.stderr.isatty()
     if options.chat:
-        return llm.chat([[{"role": "user", "content": prompt}] for prompt in prompts], params)
-    return llm.generate(prompts, params)
+        chats = [[{"role": "user", "content": prompt}] for prompt in prompts]
+        return llm.chat(chats, params, use_tqdm=bar)
+    return llm.generate(prompts, params, use_tqdm=bar)

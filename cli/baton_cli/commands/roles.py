@@ -18,15 +18,13 @@ from baton_cli.logs import configure
 from baton_cli.options.records import ChildOptions, NodeOptions, RouterOptions
 from baton_cli.otlp import export_spans
 from baton_node.errors import EngineLost, SetupError
+from baton_node.ipc.engine_process import ENGINE_MODULE
 from baton_node.settings import NodeSettings
 from baton_protocol.parent_death import die_with
 
 if TYPE_CHECKING:
     from baton_protocol.store import Role
     from baton_protocol.traces import Sink
-
-# The main of a node's engine process. A name, not an import: a server process loads no engine.
-ENGINE_MODULE = "baton_cli.engine_process"
 
 
 def prefill(options: NodeOptions) -> int:

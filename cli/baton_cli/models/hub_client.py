@@ -28,7 +28,7 @@ from yarl import URL
 
 from baton_cli.errors import CommandError
 from baton_cli.models.download_state import DownloadFolder, WantedFiles
-from baton_cli.models.local_folder import SMALL_FILES
+from baton_engine.config.model_folder import SMALL_FILES
 from baton_engine.errors import WeightsError
 from baton_engine.weights.safetensors_files import INDEX_NAME, weight_names
 from baton_protocol.model_source import HubModel

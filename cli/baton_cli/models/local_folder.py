@@ -1,155 +1,28 @@
-"""Resolves --model to a folder or a file on this machine.
-
-In: a folder, a GGUF file, or a hub id such as Qwen/Qwen3-0.6B. Out: its path and the model's name
-for clients.
-If the hub is unreachable, its local cache is used; without a cached copy, the error comes within
-seconds.
-"""
+"""Resolves --model for a command: `baton_engine.config.model_folder`, with the command's errors."""
 
 from __future__ import annotations
 
-import json
-import os
-import re
-import urllib.error
-import urllib.request
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from baton_cli.errors import CommandError
-from baton_protocol.model_source import name_of_path
-from baton_text.gguf.config import config_of
-from baton_text.gguf.header import GgufError, is_gguf, read_header
-
-HUB_TIMEOUT_S = 5.0
-# No weights in other formats: the engine reads no pickles and no ONNX, and of GGUF files a
-# repository has many, of which one is enough.
-SMALL_FILES = ("*.json", "*.jinja", "LICENSE*")
-HUB_FILES = (*SMALL_FILES, "*.safetensors")
-
-_HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*(/[A-Za-z0-9][\w.-]*)?", re.ASCII)
-
-
-@dataclass(frozen=True)
-class ModelFolder:
-    """`path` is a folder, or a GGUF file. `name` is the model's name for clients unless
-    --served-model-name sets another."""
-
-    path: Path
-    name: str
+from baton_engine.config import model_folder
+from baton_engine.config.model_folder import ModelFolder
+from baton_engine.errors import ModelError
 
 
 def find_model(model: str, *, weights: bool = True) -> ModelFolder:
-    """Resolve --model and check its folder; raise CommandError. With `weights` False (the sim
+    """Resolve --model and check its content; raise CommandError. With `weights` False (the sim
     engine) the folder needs only a tokenizer."""
-    if not model:
-        raise CommandError(
-            "--model is missing: give a Hugging Face folder; `baton model fetch-demo` makes one"
-        )
-    path = Path(model).expanduser()
-    if path.is_dir():
-        path = path.resolve()
-        _check_folder(path, weights)
-        return ModelFolder(path, path.name)
-    if is_gguf(path):
-        path = path.absolute()
-        _check_readable(path, os.R_OK)
-        read_config(path)
-        return ModelFolder(path, name_of_path(path.name))
-    if path.exists():
-        raise CommandError(
-            f"--model {model} is a file; give the folder that holds config.json, or a file *.gguf"
-        )
-    if not _HUB_ID.fullmatch(model):
-        raise CommandError(f"--model {model}: the folder does not exist")
-    path = _from_hub(model)
-    _check_folder(path, weights)
-    return ModelFolder(path, model)
+    try:
+        return model_folder.find_model(model, weights=weights)
+    except ModelError as error:
+        raise CommandError(str(error)) from error
 
 
 def read_config(folder: Path) -> dict[str, Any]:
-    """Return the content of config.json, {} without the file (the sim engine needs none); of a GGUF
-    file, what config.json would say. Raise CommandError if it is not a JSON object."""
-    if is_gguf(folder):
-        try:
-            return config_of(read_header(folder))
-        except GgufError as error:
-            raise CommandError(f"--model {error}") from error
-    path = folder / "config.json"
-    if not path.is_file():
-        return {}
+    """Return the content of config.json, {} without the file; raise CommandError if it is wrong."""
     try:
-        config = json.loads(path.read_text(encoding="utf-8"))
-    except ValueError as error:
-        raise CommandError(f"{path} is not valid JSON: {error}") from error
-    if not isinstance(config, dict):
-        raise CommandError(f"{path} is not a JSON object")
-    return config
-
-
-def _check_folder(folder: Path, weights: bool) -> None:
-    _check_readable(folder, os.R_OK | os.X_OK)
-    needed = ["tokenizer.json"]
-    if weights:
-        needed.insert(0, "config.json")
-    for name in needed:
-        if not (folder / name).is_file():
-            raise CommandError(f"--model {folder} is not a model folder: it has no {name}")
-    tensors = list(folder.glob("*.safetensors")) if weights else []
-    if weights and not tensors:
-        raise CommandError(f"--model {folder} is not a model folder: it has no *.safetensors")
-    for file in (*(folder / name for name in needed), *tensors):
-        _check_readable(file, os.R_OK)
-    read_config(folder)
-
-
-def _check_readable(path: Path, mode: int) -> None:
-    """Raise CommandError if this user may not read `path`. In a pod another user may own the files,
-    and the engine would report it much later."""
-    if not os.access(path, mode, effective_ids=True):
-        raise CommandError(
-            f"--model: user {os.geteuid()} may not read {path}; chmod -R a+rX makes it readable"
-        )
-
-
-def _from_hub(model: str) -> Path:
-    """Fetch the model, or find it in the hub's cache, and return the snapshot's folder."""
-    try:
-        from huggingface_hub import constants, snapshot_download
-    except ImportError as error:
-        raise CommandError(
-            f"--model {model}: the folder does not exist, and fetching needs huggingface_hub "
-            "(pip install '.[serve]' in the checkout)"
-        ) from error
-    if constants.HF_HUB_OFFLINE:
-        problem = "HF_HUB_OFFLINE is set"
-    else:
-        problem = _unreachable(constants.ENDPOINT, model)
-    try:
-        snapshot = snapshot_download(
-            model,
-            allow_patterns=list(HUB_FILES),
-            etag_timeout=HUB_TIMEOUT_S,
-            local_files_only=bool(problem),
-        )
-    except Exception as error:  # the hub's client raises many types; the user gets one line
-        reason = problem or " ".join(str(error).split())[:200]
-        raise CommandError(
-            f"--model {model}: the folder does not exist, and {constants.ENDPOINT} did not "
-            f"provide it: {reason}"
-        ) from error
-    return Path(snapshot)
-
-
-def _unreachable(endpoint: str, model: str) -> str:
-    """Return why the hub does not answer, "" if it does. Checked here, because the hub's client
-    would retry for minutes."""
-    try:
-        with urllib.request.urlopen(f"{endpoint}/api/models/{model}", timeout=HUB_TIMEOUT_S):
-            return ""
-    except urllib.error.HTTPError as answer:
-        answer.close()
-        return ""  # the hub answered; its client reports the refusal better
-    except (OSError, ValueError) as error:
-        return str(getattr(error, "reason", error))
+        return model_folder.read_config(folder)
+    except ModelError as error:
+        raise CommandError(str(error)) from error

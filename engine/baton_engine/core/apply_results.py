@@ -94,6 +94,9 @@ class ResultReader:
         step_result.num_prompt_tokens += max(0, min(end, state.prompt_len) - row.start)
         if not sequence.running:
             return  # the sequence ended while the step was in flight
+        if not state.started:
+            state.started = True
+            step_result.started.append(state.request.id)
         if state.asks_prompt:
             state.take_prompt_logprobs(row.start, result.prompt)
         sequence.note_computed(piece.count)

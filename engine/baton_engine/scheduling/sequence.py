@@ -315,6 +315,7 @@ class RequestState:
         self.pending: list[int] = []
         self.live: dict[int, Sequence] = {}
         self.leader: Sequence | None = None
+        self.started = False  # True once a step has computed a token of it
         self.prompt_done = False
         self.given_done = False  # True once all given tokens have KV; then tracking stops
         self.bans = BannedTokens(params)

@@ -45,7 +45,11 @@ def torch_settings(settings: NodeSettings) -> TorchSettings:
     """Return the torch engine's part of the settings. If kv_blocks is set, kv_memory is ignored."""
     if settings.kv_blocks is not None:
         settings = replace(settings, kv_memory=None)
-    return TorchSettings.of(settings, Path(settings.model), name=settings.model_name())
+    return TorchSettings.of(
+        *(settings, Path(settings.model)),
+        name=settings.model_name(),
+        load_format=settings.load_format,
+    )
 
 
 def _sim_settings(settings: NodeSettings) -> SimSettings:

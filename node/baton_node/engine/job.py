@@ -47,12 +47,13 @@ class Times:
     fetch_ended: float = 0.0
     handed_off: float = 0.0
     admitted: float = 0.0
+    started: float = 0.0  # the first step that computed a token of it
 
     def stats(self, use: PromptUse, now: float) -> RequestStats:
         """Return the token counts in `use`, and the phases up to `now` as RequestStats defines
         them."""
         fetch = max(0.0, self.fetch_ended - self.fetch_began) if self.fetch_began else 0.0
-        prefill = max(0.0, now - self.admitted)
+        prefill = max(0.0, now - (self.started or self.admitted))
         handoff = max(0.0, self.handed_off - self.arrived - self._fetching_until_handed_off())
         queue = max(0.0, now - self.arrived - handoff - fetch - prefill)
         return RequestStats(

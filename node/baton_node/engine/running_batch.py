@@ -30,6 +30,8 @@ class RunningBatch:
         self._publishing = publishing
         self._write_behind = write_behind
         self._chunk_tokens = context.layout.chunk_tokens
+        self._overlap = context.engine.overlap
+        self._step_began = 0.0  # the newest call of step(), in seconds of the clock
 
     def admit_job(
         self,
@@ -91,10 +93,15 @@ class RunningBatch:
 
     def run_step(self) -> bool:
         """Run one engine step and handle its results. Return False if nothing could run."""
-        began = self._clock()
+        began, earlier = self._clock(), self._step_began
+        self._step_began = began
         result = self._engine.step()
         now = self._clock()
         self._context.speeds.observe(now - began, result)
+        for request in result.started:
+            if job := self._jobs.find_running(request):
+                # With overlap, the step that was read now was launched by the call before.
+                job.times.started = max(earlier, job.times.admitted) if self._overlap else began
         for progress in result.progress:
             if job := self._jobs.find_running(progress.request):
                 self._publishing.publish_progress(progress, job)

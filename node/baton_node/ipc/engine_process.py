@@ -26,6 +26,8 @@ from baton_node.ipc.messages import (
 from baton_node.settings import NodeSettings
 from baton_protocol.ids import Epoch
 
+# The main of an engine process. A name, not an import: a server process loads no engine.
+ENGINE_MODULE = "baton_cli.engine_process"
 READ_BYTES = 1 << 18
 # Spinning idle OpenMP threads take cores from other engines on the machine: on 2 shared cores, a
 # decode step of a model of the demo model's size took 740 ms instead of 73 ms.

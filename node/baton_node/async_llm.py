@@ -1,0 +1,339 @@
+"""AsyncLLM: the offline API for asyncio, with the engine in a process of its own.
+
+    llm = AsyncLLM(folder)
+    async for output in llm.generate("the quick", SamplingParams(), "request 1"): ...
+
+In: prompts. Out: RequestOutputs, one stream per request. The engine process is that of a node: it
+gets the same frames, and ends when this process ends, however that happens. Prompts become ids,
+and ids text, in this process, which loads no torch.
+
+A caller that closes its generator, leaves its loop or is cancelled aborts the request. If the
+engine process ends, each waiting generator raises EngineDeadError.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import AsyncGenerator, Callable, Iterable
+from itertools import count
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Self
+
+from baton_engine.config.engine_config import SimConfig
+from baton_engine.interface import EngineInfo
+from baton_engine.offline.arguments import EngineArgs
+from baton_engine.offline.model_text import ModelText, default_params, has_text, needed
+from baton_engine.offline.outputs import RequestOutput
+from baton_engine.offline.parameters import SamplingParams
+from baton_engine.offline.prompts import Prompt
+from baton_engine.offline.running_request import RequestMaker, RunningRequest
+from baton_node.artifacts import load_artifacts
+from baton_node.errors import EngineLost, SetupError
+from baton_node.ipc.engine_process import ENGINE_MODULE, EngineProcess, start_engine
+from baton_node.ipc.messages import FinishChoice, Prompted, Step, ToServer
+from baton_node.settings import NodeSettings
+from baton_protocol.errors import error_of
+from baton_protocol.ids import Epoch, RequestId
+from baton_protocol.link import Abort, JobFailed, Load, RunJob
+from baton_protocol.policies import EngineKind
+from baton_protocol.sampling import SamplingParams as WireParams
+from baton_protocol.store import NodeLoad
+
+if TYPE_CHECKING:
+    from baton_text.tokenizer import Tokenizer
+
+NAME = "async-llm"
+EngineDeadError = EngineLost  # as vLLM's users write it, like AsyncLLMEngine below
+
+
+class _Stream:
+    """A running request, and the generator that waits for its outputs."""
+
+    def __init__(self, running: RunningRequest) -> None:
+        self.running = running
+        self._changed = asyncio.Event()
+
+    def wake(self) -> None:
+        self._changed.set()
+
+    async def next_output(self, check: Callable[[], None]) -> RequestOutput:
+        """Wait for the next output. `check` raises if there will be none."""
+        while (output := self.running.output()) is None:
+            check()
+            self._changed.clear()
+            await self._changed.wait()
+        return output
+
+
+class AsyncLLM:
+    """A model whose engine runs in a process of its own. Belongs to one event loop.
+
+    The engine process starts with start() or the first request, and ends with shutdown(), with the
+    event loop, or with this process. `load` is what the engine last reported, at most 0.2 s ago.
+    """
+
+    def __init__(
+        self,
+        model: str | Path | EngineArgs = "",
+        *,
+        engine: EngineKind = "torch",
+        sim: SimConfig | None = None,
+        log_level: str = "WARNING",
+        start_timeout_s: float = 600.0,
+        **arguments: Any,
+    ) -> None:
+        """Read the model's tokenizer. `arguments` are those of EngineArgs, as for LLM; `log_level`
+        is the engine process's. Raises TypeError for an unknown name, and ModelError,
+        SettingsError or SetupError for errors that a user can correct; what only the engine can
+        find comes with the first request."""
+        args = model if isinstance(model, EngineArgs) else EngineArgs(model, **arguments)
+        if args.model or engine == "torch":
+            args.folder  # noqa: B018  fetches the model, or raises
+        self._settings = NodeSettings(
+            **_model_options(args),
+            engine=engine,
+            sim=sim or SimConfig(),
+            node=NAME,
+            role="decode",
+            log_level=log_level.upper(),
+            start_timeout_s=start_timeout_s,
+        )
+        self.text = None if args.skip_tokenizer_init else _read_text(self._settings)
+        self.load = NodeLoad()
+        self._make = RequestMaker(
+            self.text, seed=args.seed, stream_interval=args.stream_interval
+        ).make
+        self._ids = count()
+        self._streams: dict[RequestId, _Stream] = {}
+        self._ready = asyncio.Event()
+        self._info: EngineInfo | None = None
+        self._engine: EngineProcess | None = None
+        self._serving: asyncio.Task[None] | None = None
+        self._ended: SetupError | None = None
+
+    @classmethod
+    def from_engine_args(cls, args: EngineArgs) -> Self:
+        return cls(args)
+
+    async def __aenter__(self) -> Self:
+        await self.start()
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        self.shutdown()
+        await self.wait_stopped()
+
+    # --- the engine process ---------------------------------------------------------------------
+
+    async def start(self) -> None:
+        """Start the engine process, unless it runs, and wait until the engine is ready. Raises
+        SetupError if it cannot be built, and EngineDeadError if it has ended."""
+        if self._serving is None and self._ended is None:
+            self._serving = asyncio.create_task(self._serve(), name=NAME)
+        await self._ready.wait()
+        self._check_alive()
+
+    def shutdown(self) -> None:
+        """End the engine process. Generators that wait raise EngineDeadError."""
+        self._end(EngineLost("AsyncLLM is shut down"))
+        if self._serving is not None and not self._serving.done():
+            self._serving.cancel()
+
+    async def wait_stopped(self) -> None:
+        """Wait until the engine process is gone, after shutdown() or its own end."""
+        if self._serving is not None:
+            await asyncio.wait((self._serving,))
+
+    @property
+    def is_running(self) -> bool:
+        """Whether it takes requests. True before the engine process has started."""
+        return self._ended is None
+
+    @property
+    def is_stopped(self) -> bool:
+        return self.errored
+
+    @property
+    def errored(self) -> bool:
+        """Whether the engine process has ended, or could not be started."""
+        return self._ended is not None
+
+    @property
+    def dead_error(self) -> Exception:
+        """Why it takes no requests; an EngineDeadError without a reason while it does."""
+        return EngineLost("the engine process runs") if self._ended is None else self._ended
+
+    async def check_health(self) -> None:
+        """Raises what generate() would raise if the engine process has ended."""
+        self._check_alive()
+
+    @property
+    def engine_pid(self) -> int | None:
+        """The engine process's id; None while there is none."""
+        return None if self._engine is None else self._engine.pid
+
+    async def _serve(self) -> None:
+        """Run the engine process, until it ends or this task is cancelled."""
+        try:
+            engine, ready = await start_engine(self._settings, Epoch(NAME), ENGINE_MODULE)
+            try:
+                self._engine, self._info, self.load = engine, ready.info, ready.load.load
+                self._ready.set()
+                while True:
+                    self._take(await engine.next_frame())
+            except EngineLost:
+                self._end(EngineLost(await engine.describe_end()))
+            finally:
+                self._engine = None
+                await engine.stop()
+        except SetupError as error:  # it did not start
+            self._end(error)
+        except Exception as error:
+            self._end(EngineLost(f"AsyncLLM cannot read its engine's frames: {error!r}"))
+            raise
+        finally:
+            self._end(EngineLost("the event loop of AsyncLLM has ended"))
+
+    def _end(self, error: SetupError) -> None:
+        """Take no more requests, and end all that run with this error."""
+        self._ended = self._ended or error
+        self._ready.set()
+        for stream in self._streams.values():
+            stream.wake()
+
+    def _check_alive(self) -> None:
+        if self._ended is not None:
+            raise type(self._ended)(str(self._ended))  # each caller gets one of its own
+
+    # --- requests -------------------------------------------------------------------------------
+
+    async def generate(
+        self,
+        prompt: Prompt,
+        sampling_params: WireParams | None = None,
+        request_id: str | None = None,
+        *,
+        continues_prompt: bool = True,
+        priority: int = 0,
+    ) -> AsyncGenerator[RequestOutput, None]:
+        """Run a request, and yield its outputs as its `output_kind` says; the last one is
+        `finished`. A caller that is slower than the engine gets fewer outputs, and misses nothing.
+
+        Without parameters, those of default_sampling_params() apply. Requests may share an id.
+        With scheduling_policy "priority", one with a lower `priority` runs first.
+        Raises InvalidRequest or PromptTooLong for one that can never run, ModelError if the model
+        lacks a tokenizer for it, and EngineDeadError if the engine process ends.
+        """
+        await self.start()
+        params = self.default_sampling_params() if sampling_params is None else sampling_params
+        number = next(self._ids)
+        running = self._make(
+            RequestId(f"{NAME}-{number}"),
+            str(number) if request_id is None else request_id,
+            prompt,
+            params,
+            (time.time(), time.monotonic()),
+            continues_prompt=continues_prompt,
+            priority=priority,
+        )
+        stream = self._streams[running.id] = _Stream(running)
+        self._send(RunJob(running.request))
+        try:
+            while True:
+                output = await stream.next_output(self._check_alive)
+                if output.error is not None:
+                    raise output.error
+                yield output
+                if output.finished:
+                    return
+        finally:
+            del self._streams[running.id]
+            if not running.ended:
+                self._send(Abort(running.id, running.request.attempt))
+
+    async def abort(self, request_id: str | Iterable[str]) -> None:
+        """End all requests of these ids. Their generators yield one more output, whose open choices
+        have the finish reason "abort"."""
+        ids = {request_id} if isinstance(request_id, str) else set(request_id)
+        for stream in self._streams.values():
+            running = stream.running
+            if running.given_id in ids and not running.ended:
+                running.abort()
+                self._send(Abort(running.id, running.request.attempt))
+                stream.wake()
+
+    def get_num_unfinished_requests(self) -> int:
+        return sum(not stream.running.ended for stream in self._streams.values())
+
+    def default_sampling_params(self) -> SamplingParams:
+        """The defaults of the model's generation_config.json, and SamplingParams' own for the
+        rest."""
+        return default_params(self.text)
+
+    def get_tokenizer(self) -> Tokenizer:
+        """Raises ModelError if the model has no tokenizer."""
+        return needed(self.text, "get_tokenizer()").tokenizer
+
+    # --- frames ---------------------------------------------------------------------------------
+
+    def _send(self, frame: RunJob | Abort | FinishChoice) -> None:
+        if self._engine is not None:
+            self._engine.send(frame)
+
+    def _take(self, frame: ToServer) -> None:
+        match frame:
+            case Step():
+                self._take_step(frame)
+            case JobFailed():
+                if (stream := self._streams.get(frame.request)) is not None:
+                    stream.running.error = error_of(frame.error)
+                    stream.wake()
+            case Load():
+                self.load = frame.load
+
+    def _take_step(self, step: Step) -> None:
+        now = time.monotonic()
+        touched: set[RequestId] = set()
+        for prompted in step.prompts:
+            if (stream := self._streams.get(prompted.request)) is not None:
+                _note_prompt(stream.running, prompted)
+        for token in step.tokens:
+            if (stream := self._streams.get(token.request)) is not None:
+                touched.add(token.request)
+                if stream.running.take(token, now):
+                    self._send(FinishChoice(token.request, token.attempt, token.choice))
+        for id in touched:
+            if self._streams[id].running.is_due:
+                self._streams[id].wake()
+
+
+AsyncLLMEngine = AsyncLLM
+
+
+def _note_prompt(running: RunningRequest, prompted: Prompted) -> None:
+    stats = prompted.stats
+    running.note_started(running.stats.queued_ts + stats.queue_ms / 1e3)
+    running.note_prompt(stats.cached_tokens + stats.host_tokens, prompted.logprobs)
+
+
+def _model_options(args: EngineArgs) -> dict[str, Any]:
+    """The fields of ModelSettings, and those of NodeSettings that only AsyncLLM sets."""
+    options = args.engine_options() | {"load_format": args.load_format}
+    if args.chat_template is not None:
+        options["chat_template"] = str(args.chat_template)
+    if not args.model:
+        return options | {"served_model_name": args.name}
+    tokenizer = args.tokenizer_path()
+    return options | {
+        "model": str(args.folder.path),
+        "served_model_name": args.name or args.folder.name,
+        "tokenizer": "" if tokenizer is None else str(tokenizer),
+    }
+
+
+def _read_text(settings: NodeSettings) -> ModelText | None:
+    """None if the model has no tokenizer. Raises SetupError."""
+    if settings.model and not settings.tokenizer and not has_text(Path(settings.model)):
+        return None
+    return ModelText.from_artifacts(load_artifacts(settings))
