@@ -27,13 +27,20 @@ from typing import TYPE_CHECKING, Any
 from baton_protocol.sampling import SamplingParams
 
 if TYPE_CHECKING:
+    from baton_engine.beam_outputs import BeamSearchParams
     from baton_engine.llm import LLM, GuidedDecodingParams, StructuredOutputsParams
 
-__all__ = ["LLM", "GuidedDecodingParams", "SamplingParams", "StructuredOutputsParams"]
+__all__ = [
+    "LLM",
+    "BeamSearchParams",
+    "GuidedDecodingParams",
+    "SamplingParams",
+    "StructuredOutputsParams",
+]
 
 
 def __getattr__(name: str) -> Any:
-    if name in ("LLM", "GuidedDecodingParams", "StructuredOutputsParams"):
+    if name in __all__:
         from baton_engine import llm
 
         return getattr(llm, name)

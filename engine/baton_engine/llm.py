@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
+from baton_engine.beam_outputs import BeamSearchOutput, BeamSearchParams, beam_output
 from baton_engine.build import build_torch
 from baton_engine.config.engine_config import TorchSettings
 from baton_engine.errors import ModelError
@@ -183,6 +184,14 @@ class LLM:
             for chat in chats
         ]
         return self._generate(prompts, sampling_params, continues_prompt=False)
+
+    def beam_search(
+        self, prompts: Prompt | Sequence[Prompt], params: BeamSearchParams
+    ) -> list[BeamSearchOutput]:
+        """The best answers to each prompt, as a beam search finds them, the best first."""
+        outputs = self._generate(_as_list(prompts), params.sampling(), continues_prompt=True)
+        tokenizer = None if self._text is None else self._text.tokenizer
+        return [beam_output(output, params, tokenizer) for output in outputs]
 
     def default_sampling_params(self) -> SamplingParams:
         """The defaults of the model's generation_config.json, and SamplingParams' own for the

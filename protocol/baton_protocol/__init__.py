@@ -29,5 +29,7 @@ block hashes, `KVLayout`, fingerprints and the error classes. Every other packag
 # 3: Resync.
 # 4: Request.time_left.
 # 5: SamplingParams.structured. An older node ignores it, so never send it such a request.
-PROTOCOL_VERSION = 5
+# 6: SamplingParams.use_beam_search. The same.
+PROTOCOL_VERSION = 6
 STRUCTURED_SINCE = 5
+BEAMS_SINCE = 6

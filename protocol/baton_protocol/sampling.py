@@ -10,6 +10,8 @@ from baton_protocol.errors import InvalidRequest, exact
 
 # How a choice ends: by an EOS or stop id, a stop string or the end of its grammar; or by its limit.
 FinishReason = Literal["stop", "length"]
+# When beam search ends, see SamplingParams.
+EarlyStopping = bool | Literal["never"]
 MAX_LOGPROBS = 20
 MAX_CHOICES = 128
 MAX_TEMPERATURE = 100.0
@@ -27,6 +29,7 @@ BIAS_RANGE = 100.0
 PENALTY_RANGE = 2.0
 # Far below, a penalty is 0 in float32, and 0 times the minus infinity of a banned id is no number.
 REPETITION_RANGE = (0.01, 10.0)
+LENGTH_PENALTY_RANGE = 16.0  # a power of the answer's length, which must fit a float
 
 
 class StructuredOutput(msgspec.Struct, frozen=True, omit_defaults=True):
@@ -50,6 +53,13 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tr
     outputs, frequency and presence at the choice's outputs. `logit_bias` holds (id, bias) pairs;
     `allowed_token_ids` None allows all; `bad_words` are id sequences that must not be generated.
     With `structured` each choice matches a grammar, and ends where nothing more can match.
+
+    With `use_beam_search` the choices are the `n` best answers of a beam search with `n` beams, the
+    best first. Nothing is drawn, so temperature and filters have no effect. An answer's score is
+    the sum of its log-probabilities divided by its length to the power of `length_penalty`.
+    `early_stopping` True ends the search at `n` finished answers; False also goes on while the best
+    beam's score, as long as it is, is above the worst of those; "never" while any score that it may
+    reach is (see `baton_engine.scheduling.beam_search`).
     """
 
     n: int = 1
@@ -75,6 +85,9 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tr
     allowed_token_ids: tuple[int, ...] | None = None
     bad_words: tuple[tuple[int, ...], ...] = ()
     structured: StructuredOutput | None = None
+    use_beam_search: bool = False
+    length_penalty: float = 1.0
+    early_stopping: EarlyStopping = False
 
     @property
     def penalized(self) -> bool:
@@ -121,6 +134,7 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tr
                 param="stop_token_ids",
             )
         self._check_logit_changes()
+        self._check_beams()
 
     def _check_logit_changes(self) -> None:
         if self.prompt_logprobs is not None:
@@ -153,6 +167,35 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tr
         _at_most("bad_words", longest, MAX_BAD_WORD_IDS, "tokens in one word")
         if not all(self.bad_words):
             raise InvalidRequest("bad_words holds an empty word", param="bad_words")
+
+    def _check_beams(self) -> None:
+        _within("length_penalty", self.length_penalty, -LENGTH_PENALTY_RANGE, LENGTH_PENALTY_RANGE)
+        if not self.use_beam_search:
+            return
+        for name in NOT_WITH_BEAMS:
+            value = getattr(self, name)
+            if value != _DEFAULTS[name]:
+                raise InvalidRequest(
+                    f"{name} has no effect on a beam search, which scores answers by the model's"
+                    f" own log-probabilities; leave out {name} or use_beam_search",
+                    param=name,
+                )
+
+
+# Parameters that a beam search does not follow.
+NOT_WITH_BEAMS = (
+    "min_tokens",
+    "stop",
+    "prompt_logprobs",
+    "frequency_penalty",
+    "presence_penalty",
+    "repetition_penalty",
+    "logit_bias",
+    "allowed_token_ids",
+    "bad_words",
+    "structured",
+)
+_DEFAULTS = {field.name: field.default for field in msgspec.structs.fields(SamplingParams)}
 
 
 def _at_most(name: str, count: int, limit: int, noun: str) -> None:

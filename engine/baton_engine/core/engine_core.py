@@ -7,7 +7,7 @@ no clock, no torch.
 A request with n choices is n sequences that share the prompt's full blocks; the others copy its
 last one if it is partly filled. The leader (the first choice to run) computes the prompt. At the
 end of the prompt, one row of logits is sampled for every choice that has no token yet, and the
-other choices start from there.
+other choices start from there. With beam search, the sequences are beams (see `beam_requests`).
 
 With overlap, the engine launches a step before it reads the previous one. It reports, caches and
 counts only steps that it has read. If a sequence has ended in the meantime, its row is dropped.
@@ -207,8 +207,9 @@ class EngineCore:
                 prefill_only=prefill_only,
                 track=track,
                 report_filled=report_filled,
+                finished=finished,
                 matcher=matcher,
-                speculates=self._drafter is not None and not prefill_only,
+                speculates=self._speculates(request, prefill_only),
             ),
             eos_ids=self.info.eos_ids,
             max_tokens=self._limits.max_tokens,
@@ -230,6 +231,8 @@ class EngineCore:
     ) -> dict[int, Complete | None]:
         """For each choice that is not `finished`: how it ended, or None if it goes on. Raises
         GrammarDeadEnd if it can do neither."""
+        if request.params.use_beam_search:  # its answers are known when it has run again
+            return {0: None} if len(finished) < request.params.n else {}
         try:
             return {
                 choice: self._limits.complete(request, choice, matcher)
@@ -239,6 +242,10 @@ class EngineCore:
         except GrammarDeadEnd:
             self._totals.grammar_dead_ends += 1
             raise
+
+    def _speculates(self, request: Request, prefill_only: bool) -> bool:
+        beams = request.params.use_beam_search  # fork after each token
+        return self._drafter is not None and not prefill_only and not beams
 
     # --- ending early ---------------------------------------------------------------------------
 
