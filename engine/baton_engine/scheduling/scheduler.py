@@ -18,7 +18,7 @@ no phases. Tokens computed catch up with tokens known, and runs that landed are 
 A step may be scheduled ahead, while the previous step is in flight. A sequence whose next token
 that step samples counts as having the token. Two kinds of sequences are left out: those whose next
 row depends on the token's value, and those that end with it. One token of budget is reserved for
-each. Scheduling ahead never preempts, because rows in flight use the blocks. If a block is missing,
+each, and for each beam that waits for others. Scheduling ahead never preempts, because rows in flight use the blocks. If a block is missing,
 the schedule is empty, and the next step is scheduled after the one in flight is read.
 
 A beam that waits for the request's other beams (see Sequence.idle) computes nothing. Its KV is not
@@ -187,7 +187,7 @@ class Scheduler:
         if self.preemptions == before:
             self._schedule_waiting(pieces, budget)
             while not (pieces or ahead) and self._clear_the_way():
-                self._schedule_waiting(pieces, budget)
+                self._schedule_waiting(pieces, max(0, self.limits.tokens - len(self.running)))
         if not ahead:
             self.starved = self.preemptions > before or (self._blocked and not pieces)
         return pieces
@@ -206,6 +206,7 @@ class Scheduler:
         budget = max(self.limits.tokens, len(self.running))
         for sequence in tuple(self.running):
             if sequence.idle:
+                budget -= 1
                 continue
             known = len(sequence.tokens)
             if sequence.awaited_sample >= 0:

@@ -102,7 +102,8 @@ def complete(
             f"{prompt_tokens + wanted}; ask for at most {room}",
             param=tokens_field,
         )
-    given = {name: defaults[name] for name in DEFAULTED if name in defaults} | dict(sampling)
+    applied = () if sampling.get("use_beam_search") else DEFAULTED  # a beam search draws nothing
+    given = {name: defaults[name] for name in applied if name in defaults} | dict(sampling)
     if wanted is None:
         given["max_tokens"] = room if default_max_tokens is None else min(default_max_tokens, room)
     params = SamplingParams(**_likeliest(given))

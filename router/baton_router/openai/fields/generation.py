@@ -12,6 +12,7 @@ from typing import Any
 from baton_protocol.errors import InvalidRequest, exact
 from baton_protocol.sampling import (
     BIAS_RANGE,
+    LENGTH_PENALTY_RANGE,
     MAX_BAD_WORDS,
     MAX_BIASED,
     MAX_CHOICES,
@@ -19,6 +20,7 @@ from baton_protocol.sampling import (
     MAX_STOP_CHARS,
     MAX_STOP_IDS,
     MAX_TEMPERATURE,
+    NOT_WITH_BEAMS,
     PENALTY_RANGE,
     REPETITION_RANGE,
 )
@@ -93,6 +95,13 @@ def _read_logit_bias(at: str, value: Any) -> tuple[tuple[int, float], ...]:
     return tuple(pairs)
 
 
+def _read_early_stopping(at: str, value: Any) -> bool | str:
+    if isinstance(value, bool) or value == "never":
+        return value if isinstance(value, bool) else "never"
+    raise wrong(at, value, 'it must be true, false or "never"')
+
+
+_EARLY_STOPPING = ValueKind(_read_early_stopping, {"enum": [True, False, "never"]})
 LOGIT_BIAS = ValueKind(
     _read_logit_bias,
     {
@@ -164,7 +173,6 @@ class GenerationFields(UnservedFields):
         "choices; prompts times `n` are at most [2,048](operations/limits.md#admission)",
         "1",
     )
-    best_of = optional(integer(1, MAX_CHOICES), "may only repeat `n`", "`n`")
     frequency_penalty = optional(
         number(-PENALTY_RANGE, PENALTY_RANGE),
         "subtracted from an id's logit for each time it was generated",
@@ -185,6 +193,21 @@ class GenerationFields(UnservedFields):
     bad_words = optional(
         texts(MAX_WORDS, MAX_STOP_CHARS),
         "never generated, neither at the start of a text nor after a space; each at most 64 tokens",
+    )
+
+    use_beam_search = flag(
+        False,
+        "the `n` best answers of a search with `n` beams ([beam search](#beam-search))",
+    )
+    length_penalty = optional(
+        number(-LENGTH_PENALTY_RANGE, LENGTH_PENALTY_RANGE),
+        "power of its length by which an answer's score is divided; with `use_beam_search`",
+        "1",
+    )
+    early_stopping = optional(
+        _EARLY_STOPPING,
+        "when the search ends, as in transformers; with `use_beam_search`",
+        "false",
     )
 
     response_format = optional(
@@ -243,13 +266,6 @@ class GenerationFields(UnservedFields):
         needs("stop", _SOME_TEXT, "detokenize", {"enum": [True, None]}, absent=True)
     )
 
-    @rule("best_of", schemas=[{"description": "best_of is what n is"}])
-    def check_best_of(self) -> None:
-        n = self.n or 1
-        if self.best_of is not None and self.best_of != n:
-            allowed = f"this server supports n only, which is {n}; leave it out"
-            raise wrong("best_of", self.best_of, allowed)
-
     @rule(
         "detokenize",
         schemas=[needs("detokenize", {"const": False}, "return_token_ids", TRUE)],
@@ -267,6 +283,22 @@ class GenerationFields(UnservedFields):
             raise InvalidRequest(
                 "stream_options is only allowed when stream is true", param="stream_options"
             )
+
+    beams_alone = stated(
+        {
+            "description": "use_beam_search excludes what changes the logits or an answer's end: "
+            + ", ".join(NOT_WITH_BEAMS)
+        }
+    )
+
+    @rule(
+        "use_beam_search",
+        schemas=[needs("use_beam_search", TRUE, "stream", {"enum": [False, None]}, absent=True)],
+    )
+    def check_beams(self) -> None:
+        if self.use_beam_search and self.stream:
+            allowed = "a beam search has no answer before its end; leave out stream"
+            raise wrong("use_beam_search", True, allowed)
 
     def grammars(self) -> list[RequestedGrammar]:
         """What the answer must match, according to each field that says so."""
