@@ -170,32 +170,37 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tr
 
     def _check_beams(self) -> None:
         _within("length_penalty", self.length_penalty, -LENGTH_PENALTY_RANGE, LENGTH_PENALTY_RANGE)
-        if not self.use_beam_search:
-            return
-        for name in NOT_WITH_BEAMS:
-            value = getattr(self, name)
-            if value != _DEFAULTS[name]:
-                raise InvalidRequest(
-                    f"{name} has no effect on a beam search, which scores answers by the model's"
-                    f" own log-probabilities; leave out {name} or use_beam_search",
-                    param=name,
-                )
+        for name, default in NOT_WITH_BEAMS.items():
+            if self.use_beam_search and getattr(self, name) != default:
+                raise beams_refuse(name)
 
 
-# Parameters that a beam search does not follow.
-NOT_WITH_BEAMS = (
-    "min_tokens",
-    "stop",
-    "prompt_logprobs",
-    "frequency_penalty",
-    "presence_penalty",
-    "repetition_penalty",
-    "logit_bias",
-    "allowed_token_ids",
-    "bad_words",
-    "structured",
-)
-_DEFAULTS = {field.name: field.default for field in msgspec.structs.fields(SamplingParams)}
+# Parameters that a beam search does not follow, and the values that ask for nothing.
+NOT_WITH_BEAMS = {
+    name: getattr(SamplingParams(), name)
+    for name in (
+        "min_tokens",
+        "stop",
+        "prompt_logprobs",
+        "frequency_penalty",
+        "presence_penalty",
+        "repetition_penalty",
+        "logit_bias",
+        "allowed_token_ids",
+        "bad_words",
+        "structured",
+    )
+}
+
+
+def beams_refuse(name: str) -> InvalidRequest:
+    """The error of a beam search with this parameter."""
+    return InvalidRequest(
+        f"use_beam_search does not go with {name}: it scores answers by the model's own"
+        " log-probabilities, and ends them at EOS, stop_token_ids and max_tokens; leave out one of"
+        " both",
+        param="use_beam_search",
+    )
 
 
 def _at_most(name: str, count: int, limit: int, noun: str) -> None:

@@ -106,16 +106,6 @@ class Placer:
             f"; {', '.join(sorted(older))} cannot run it: {what} needs protocol version {since}"
         )
 
-
-def _newest_need(request: InFlightRequest) -> tuple[str, int]:
-    """The parameter that needs the newest protocol, and its version; 0 if every node knows all."""
-    params = request.record.request.params
-    if params.use_beam_search:
-        return "beam search", BEAMS_SINCE
-    if params.structured is not None:
-        return "structured output", STRUCTURED_SINCE
-    return "", 0
-
     def of_other_kinds(self, request: InFlightRequest) -> str:
         """Name ready nodes that may not take the request because they are of another kind, and what
         they differ in; "" if there are none."""
@@ -163,3 +153,13 @@ def _newest_need(request: InFlightRequest) -> tuple[str, int]:
             self.view.release(placement.decode, request.id)
             if placement.prefill is not None:
                 self.view.release(placement.prefill, request.id)
+
+
+def _newest_need(request: InFlightRequest) -> tuple[str, int]:
+    """The parameter that needs the newest protocol, and its version; 0 if every node knows all."""
+    params = request.record.request.params
+    if params.use_beam_search:
+        return "beam search", BEAMS_SINCE
+    if params.structured is not None:
+        return "structured output", STRUCTURED_SINCE
+    return "", 0

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from baton_protocol.errors import InvalidRequest
-from baton_protocol.sampling import MAX_CHOICES, MAX_LOGPROBS
+from baton_protocol.sampling import MAX_CHOICES, MAX_LOGPROBS, beams_refuse
 from baton_router.openai.fields.errors import wrong
 from baton_router.openai.fields.generation import GenerationFields
 from baton_router.openai.fields.kinds import Schema, ValueKind, integer, integers
@@ -69,6 +69,11 @@ class CompletionFields(GenerationFields, route="/v1/completions"):
         GenerationFields.max_completion_tokens.remark,
         GenerationFields.max_completion_tokens.default,
     )
+
+    @rule("use_beam_search")
+    def check_echo(self) -> None:
+        if self.use_beam_search and self.echo and self.logprobs is not None:
+            raise beams_refuse("echo and logprobs")
 
     @rule("best_of", schemas=[{"description": BEST_OF_AGREES}])
     def check_best_of(self) -> None:

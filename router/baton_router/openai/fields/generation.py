@@ -23,6 +23,7 @@ from baton_protocol.sampling import (
     NOT_WITH_BEAMS,
     PENALTY_RANGE,
     REPETITION_RANGE,
+    beams_refuse,
 )
 from baton_router.openai.fields.errors import wrong
 from baton_router.openai.fields.kinds import (
@@ -93,6 +94,12 @@ def _read_logit_bias(at: str, value: Any) -> tuple[tuple[int, float], ...]:
             raise wrong(at, {name: bias}, allowed)
         pairs.append((int(name), float(bias)))
     return tuple(pairs)
+
+
+BEAMS_ALONE = (
+    "use_beam_search excludes stream, echo with logprobs, and what changes logits or an answer's"
+    " end: grammars and " + ", ".join(name for name in NOT_WITH_BEAMS if name != "structured")
+)
 
 
 def _read_early_stopping(at: str, value: Any) -> bool | str:
@@ -284,21 +291,18 @@ class GenerationFields(UnservedFields):
                 "stream_options is only allowed when stream is true", param="stream_options"
             )
 
-    beams_alone = stated(
-        {
-            "description": "use_beam_search excludes what changes the logits or an answer's end: "
-            + ", ".join(NOT_WITH_BEAMS)
-        }
-    )
-
-    @rule(
-        "use_beam_search",
-        schemas=[needs("use_beam_search", TRUE, "stream", {"enum": [False, None]}, absent=True)],
-    )
+    @rule("use_beam_search", schemas=[{"description": BEAMS_ALONE}])
     def check_beams(self) -> None:
-        if self.use_beam_search and self.stream:
+        if not self.use_beam_search:
+            return
+        if self.stream:
             allowed = "a beam search has no answer before its end; leave out stream"
             raise wrong("use_beam_search", True, allowed)
+        if grammars := self.grammars():
+            raise beams_refuse(grammars[0].field)
+        for name, default in NOT_WITH_BEAMS.items():
+            if getattr(self, name, None) not in (None, default):
+                raise beams_refuse(name)
 
     def grammars(self) -> list[RequestedGrammar]:
         """What the answer must match, according to each field that says so."""
