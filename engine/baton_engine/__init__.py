@@ -2,7 +2,8 @@
 
 In: requests (ids), KV bytes of blocks. Out: tokens, KV bytes of blocks. No network.
 
-    llm         the offline API; `build` makes an engine from a model folder and its settings
+    llm         the offline API, and `beam_outputs` of its beam search
+    build       makes an engine from a model folder and its settings
     sim         the simulated engine: real blocks and bytes, a timing model, no torch
     core        EngineCore: requests from submission to their last token
     scheduling  choose the sequences of a step, the tokens each computes, and which to preempt

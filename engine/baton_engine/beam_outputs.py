@@ -49,9 +49,9 @@ class BeamSearchParams:
 
 @dataclass(frozen=True, slots=True)
 class BeamSearchSequence:
-    """One answer. As in vLLM, `tokens` and `text` begin with the prompt's; `logprobs` do not. `text`
-    is None if the model has no tokenizer. `score` orders the answers: `cum_logprob` with the length
-    penalty."""
+    """One answer. As in vLLM, `tokens` and `text` begin with the prompt's; `logprobs` do not.
+    `text` is None if the model has no tokenizer. `score` orders the answers: `cum_logprob` with the
+    length penalty."""
 
     tokens: list[int]
     logprobs: list[PositionLogprobs]

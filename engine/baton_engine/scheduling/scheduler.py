@@ -18,8 +18,9 @@ no phases. Tokens computed catch up with tokens known, and runs that landed are 
 A step may be scheduled ahead, while the previous step is in flight. A sequence whose next token
 that step samples counts as having the token. Two kinds of sequences are left out: those whose next
 row depends on the token's value, and those that end with it. One token of budget is reserved for
-each, and for each beam that waits for others. Scheduling ahead never preempts, because rows in flight use the blocks. If a block is missing,
-the schedule is empty, and the next step is scheduled after the one in flight is read.
+each, and for each beam that waits for others. Scheduling ahead never preempts, because rows in
+flight use the blocks. If a block is missing, the schedule is empty, and the next step is scheduled
+after the one in flight is read.
 
 A beam that waits for the request's other beams (see Sequence.idle) computes nothing. Its KV is not
 needed until they have their tokens, so it is preempted for a waiting sequence if nothing else runs.

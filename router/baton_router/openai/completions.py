@@ -5,7 +5,8 @@ prompt is a request, and choices are numbered prompt * n + choice. Out: `text_co
 With `echo`, a choice's text (in a stream, its first chunk's) starts with the prompt, and its
 logprobs with the prompt's. With `return_token_ids`, each choice (in a stream, its first chunk) has
 `prompt_token_ids`, and each choice or chunk `token_ids`. With `prompt_logprobs`, each choice has
-those. With `best_of` above n, an answer shows the n choices whose logprobs have the largest sums. All three are null if the client did not ask for them, as in vLLM.
+those. All three are null if the client did not ask for them, as in vLLM. With `best_of` above n, an
+answer shows the n choices whose logprobs have the largest sums.
 
 A token's `text_offset` depends only on the ids, not on nodes or deltas. Text after a stop string is
 cut off. In an answer in one piece, the tokens there get the offset of the text's end; a stream,
@@ -86,9 +87,9 @@ class Echo:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CompletionCall:
-    """A parsed completion body. `logprobs` and `prompt_logprobs` are the client's own values; `echo`
-    with `logprobs` may raise the latter in `sampling`. `shown` is the number of choices that the
-    answer shows of each prompt, None for all."""
+    """A parsed completion body. `logprobs` and `prompt_logprobs` are the client's own values;
+    `echo` with `logprobs` may raise the latter in `sampling`. `shown` is the number of choices that
+    the answer shows of each prompt, None for all."""
 
     options: Options
     sampling: Json

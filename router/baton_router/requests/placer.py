@@ -102,9 +102,7 @@ class Placer:
         if not older:
             return ""
         what, since = _newest_need(request)
-        return (
-            f"; {', '.join(sorted(older))} cannot run it: {what} needs protocol version {since}"
-        )
+        return f"; {', '.join(sorted(older))} cannot run it: {what} needs protocol version {since}"
 
     def of_other_kinds(self, request: InFlightRequest) -> str:
         """Name ready nodes that may not take the request because they are of another kind, and what
