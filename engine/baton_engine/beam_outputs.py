@@ -6,14 +6,14 @@ BeamSearchOutput per prompt.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol
 
 from baton_protocol.request import PositionLogprobs
 from baton_protocol.sampling import EarlyStopping, FinishReason, SamplingParams
 
 if TYPE_CHECKING:
-    from baton_engine.llm import CompletionOutput, RequestOutput
     from baton_text.tokenizer import Tokenizer
 
 
@@ -69,8 +69,34 @@ class BeamSearchOutput:
     sequences: list[BeamSearchSequence]
 
 
+class Choice(Protocol):
+    """What is needed of a CompletionOutput."""
+
+    @property
+    def text(self) -> str: ...
+    @property
+    def token_ids(self) -> list[int]: ...
+    @property
+    def logprobs(self) -> list[PositionLogprobs] | None: ...
+    @property
+    def finish_reason(self) -> FinishReason: ...
+    @property
+    def stop_reason(self) -> str | int | None: ...
+
+
+class Output(Protocol):
+    """What is needed of a RequestOutput."""
+
+    @property
+    def prompt(self) -> str | None: ...
+    @property
+    def prompt_token_ids(self) -> list[int]: ...
+    @property
+    def outputs(self) -> Sequence[Choice]: ...
+
+
 def beam_output(
-    output: RequestOutput, params: BeamSearchParams, tokenizer: Tokenizer | None
+    output: Output, params: BeamSearchParams, tokenizer: Tokenizer | None
 ) -> BeamSearchOutput:
     return BeamSearchOutput(
         [_sequence(output, choice, params, tokenizer) for choice in output.outputs]
@@ -78,8 +104,8 @@ def beam_output(
 
 
 def _sequence(
-    output: RequestOutput,
-    choice: CompletionOutput,
+    output: Output,
+    choice: Choice,
     params: BeamSearchParams,
     tokenizer: Tokenizer | None,
 ) -> BeamSearchSequence:

@@ -72,6 +72,10 @@ _SOME_TEXT: Schema = {
     ]
 }
 _NO_OPTIONS: Schema = {"anyOf": [{"type": "null"}, {"type": "object", "maxProperties": 0}]}
+BEAMS_ALONE = (
+    "use_beam_search excludes stream, echo with logprobs, and what changes logits or an answer's"
+    " end: grammars and " + ", ".join(name for name in NOT_WITH_BEAMS if name != "structured")
+)
 # One rule instead of several: schema tools expand each rule with all others and give up on many.
 _STREAMS: Schema = {
     "if": {"properties": {"stream": TRUE}, "required": ["stream"]},
@@ -94,12 +98,6 @@ def _read_logit_bias(at: str, value: Any) -> tuple[tuple[int, float], ...]:
             raise wrong(at, {name: bias}, allowed)
         pairs.append((int(name), float(bias)))
     return tuple(pairs)
-
-
-BEAMS_ALONE = (
-    "use_beam_search excludes stream, echo with logprobs, and what changes logits or an answer's"
-    " end: grammars and " + ", ".join(name for name in NOT_WITH_BEAMS if name != "structured")
-)
 
 
 def _read_early_stopping(at: str, value: Any) -> bool | str:
