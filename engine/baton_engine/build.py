@@ -84,6 +84,7 @@ def build_torch(
         second, head = _load_draft_model(plan), _load_head(plan, model)
         plan = _profiled(plan, model, second)
         runner = _runner(plan, model)
+        runner.logprobs_mode = settings.logprobs_mode
         if plan.exact and not runner.exact:
             plan = _not_exact(plan, settings)
         drafting: Proposer | None = _draft_model(plan, second)
@@ -105,6 +106,7 @@ def build_torch(
         eos_ids=plan.config.eos_ids,
         exact="bitwise" if plan.exact else "numeric",
         weights=quantized.method if quantized is not None else plan.demand.dtype,
+        max_logprobs=settings.logprobs_of(plan.config.vocab_size),
     )
     memory = runner.memory
     engine = EngineCore(

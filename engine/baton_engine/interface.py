@@ -25,7 +25,7 @@ from baton_protocol.errors import BatonError
 from baton_protocol.ids import BlockHash, BlockId, Fingerprint, RequestId
 from baton_protocol.layout import KVLayout
 from baton_protocol.request import PositionLogprobs
-from baton_protocol.sampling import FinishReason, SamplingParams
+from baton_protocol.sampling import MAX_LOGPROBS, FinishReason, SamplingParams
 from baton_protocol.store import Exact
 
 # In place of a block that a sequence does not hold.
@@ -49,6 +49,7 @@ class EngineInfo:
     eos_ids: tuple[int, ...]
     exact: Exact = "numeric"
     weights: str = ""
+    max_logprobs: int = MAX_LOGPROBS
 
 
 # --- between scheduler and runner -----------------------------------------------------------

@@ -12,14 +12,17 @@ from baton_protocol.errors import InvalidRequest, exact
 FinishReason = Literal["stop", "length"]
 # When beam search ends, see SamplingParams.
 EarlyStopping = bool | Literal["never"]
-MAX_LOGPROBS = 20
+MAX_LOGPROBS = 20  # the default of --max-logprobs
+ALL_LOGPROBS = -1  # as many as the vocabulary has
+MOST_LOGPROBS = 1 << 20  # no vocabulary has more ids
 MAX_CHOICES = 128
 MAX_TEMPERATURE = 100.0
 # Each choice searches for each stop string with a table as long as the string, and each token is
 # compared with each stop id: without bounds one body could stop a node's event loop for minutes.
 MAX_STOP_CHARS = 1024
 MAX_STOP_IDS = 1024
-# A prompt's log-probabilities are one message: about 60 bytes and 1 us each, in each process.
+# The log-probabilities of a prompt, of a token's choices or of a beam search's answers are one
+# message: about 60 bytes and 1 us each, in each process.
 MAX_PROMPT_CANDIDATES = 200_000
 MAX_BIASED = 1024
 MAX_BAD_WORDS = 1024
@@ -44,10 +47,10 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tr
 
     temperature 0 is greedy. top_k -1 (or 0), top_p 1 and min_p 0 are off. `max_tokens` counts every
     generated id, EOS and stop tokens included. `logprobs` is the number of alternatives beside the
-    sampled token (0: the sampled token alone), None is off; `prompt_logprobs` requests the same for
-    the prompt's tokens, which are then all computed. Noise is keyed by (seed, choice,
-    position); the router gives a seed to requests that have none. Without `detokenize` nobody makes
-    text of the tokens, so no stop string can be looked for.
+    sampled token (0: the sampled token alone; -1: the whole vocabulary), None is off;
+    `prompt_logprobs` requests the same for the prompt's tokens, which are then all computed. Noise
+    is keyed by (seed, choice, position); the router gives a seed to requests that have none.
+    Without `detokenize` nobody makes text of the tokens, so no stop string can be looked for.
 
     What changes logits is a function of the tokens: `repetition_penalty` looks at prompt and
     outputs, frequency and presence at the choice's outputs. `logit_bias` holds (id, bias) pairs;
@@ -113,7 +116,7 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tr
             )
         _within("min_tokens", self.min_tokens, 0, self.max_tokens)
         if self.logprobs is not None:
-            _within("logprobs", self.logprobs, 0, MAX_LOGPROBS)
+            _within("logprobs", self.logprobs, ALL_LOGPROBS, MOST_LOGPROBS)
         if self.seed is not None:
             _within("seed", self.seed, -(2**63), 2**63 - 1)
         if any(not text for text in self.stop):
@@ -138,7 +141,7 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tr
 
     def _check_logit_changes(self) -> None:
         if self.prompt_logprobs is not None:
-            _within("prompt_logprobs", self.prompt_logprobs, 0, MAX_LOGPROBS)
+            _within("prompt_logprobs", self.prompt_logprobs, ALL_LOGPROBS, MOST_LOGPROBS)
         _within("frequency_penalty", self.frequency_penalty, -PENALTY_RANGE, PENALTY_RANGE)
         _within("presence_penalty", self.presence_penalty, -PENALTY_RANGE, PENALTY_RANGE)
         _within("repetition_penalty", self.repetition_penalty, *REPETITION_RANGE)
@@ -201,6 +204,38 @@ def beams_refuse(name: str) -> InvalidRequest:
         " both",
         param="use_beam_search",
     )
+
+
+def logprobs_within(name: str, value: int, most: int, vocab_size: int) -> int:
+    """The number of likely tokens that `value` asks for. Raise InvalidRequest for more than `most`,
+    the limit of an engine (see --max-logprobs)."""
+    count = vocab_size if value == ALL_LOGPROBS else value
+    if count > most:
+        allowed = f"[0, {most}]" if most < vocab_size else f"[-1, {most}]"
+        raise InvalidRequest(
+            f"{name} is {value}; the engine's --max-logprobs is {most}, so it must be in {allowed}",
+            param=name,
+        )
+    return count
+
+
+def check_message(params: SamplingParams) -> None:
+    """Refuse answers whose parts that arrive together would be too large for one message. The
+    parameters are complete: each number of logprobs is within its limit."""
+    each = 1 + (params.logprobs or 0)
+    if params.n * each > MAX_PROMPT_CANDIDATES:
+        raise InvalidRequest(
+            f"logprobs is {params.logprobs} and n {params.n}; (1 + logprobs) x n may be at most "
+            f"{MAX_PROMPT_CANDIDATES}",
+            param="logprobs",
+        )
+    if params.use_beam_search and params.n * each * params.max_tokens > MAX_PROMPT_CANDIDATES:
+        raise InvalidRequest(
+            f"max_tokens is {params.max_tokens} in a beam search with n {params.n}, whose answers "
+            "are sent together; max_tokens x n x (1 + logprobs) may be at most "
+            f"{MAX_PROMPT_CANDIDATES}",
+            param="max_tokens",
+        )
 
 
 def _at_most(name: str, count: int, limit: int, noun: str) -> None:

@@ -187,6 +187,7 @@ class EngineCore:
         caller still owns the reservation.
         """
         self._limits.check(request)
+        request = self._limits.with_counts(request)
         if (matcher is None) != (request.params.structured is None):
             raise ValueError(f"request {request.id}: a grammar and its matcher come together")
         if request.id in self._states:

@@ -44,7 +44,7 @@ from baton_router.openai.choice_output import ChoiceOutput, prompt_positions
 from baton_router.openai.fields.completions import CompletionFields
 from baton_router.openai.fields.table import gives, read_fields
 from baton_router.openai.json_body import decode_object
-from baton_router.openai.logprobs import completion_logprobs, prompt_logprobs
+from baton_router.openai.logprobs import completion_logprobs, prompt_logprobs, shown_logprobs
 from baton_router.openai.sampling import limit_field, sampling_values
 from baton_router.openai.stream_usage import StreamUsage
 from baton_router.openai.structured_output import RequestedGrammar
@@ -124,7 +124,9 @@ class CompletionCall:
         requested, logprobs = fields.prompt_logprobs, fields.logprobs
         if logprobs is not None:
             sampling["logprobs"] = logprobs
-            if fields.echo and (requested is None or requested < logprobs):
+            if fields.echo and (
+                requested is None or shown_logprobs(requested) < shown_logprobs(logprobs)
+            ):
                 sampling["prompt_logprobs"] = logprobs
                 names["prompt_logprobs"] = "logprobs"
         shown = None
@@ -143,8 +145,8 @@ class CompletionCall:
                 for prompt in fields.prompt
             ],
             echo=fields.echo,
-            logprobs=logprobs,
-            prompt_logprobs=requested,
+            logprobs=shown_logprobs(logprobs),
+            prompt_logprobs=shown_logprobs(requested),
             shown=shown,
             truncation=Truncation.from_fields(fields),
             names=names,

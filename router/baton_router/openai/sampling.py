@@ -11,7 +11,12 @@ from collections.abc import Mapping
 from typing import Any
 
 from baton_protocol.errors import InvalidRequest, PromptTooLong
-from baton_protocol.sampling import MAX_PROMPT_CANDIDATES, SamplingParams
+from baton_protocol.sampling import (
+    MAX_PROMPT_CANDIDATES,
+    SamplingParams,
+    check_message,
+    logprobs_within,
+)
 from baton_router.openai.fields.generation import GenerationFields
 
 Json = dict[str, Any]
@@ -47,6 +52,19 @@ def _likeliest(sampling: Json) -> Json:
     if sampling.get("top_p") != 0:
         return sampling
     return sampling | {"top_p": 1.0, "temperature": 0.0}
+
+
+def with_counts(
+    sampling: Mapping[str, Any], most: int, vocab_size: int, names: Mapping[str, str]
+) -> Mapping[str, Any]:
+    """The sampling with the numbers of logprobs that -1 stands for. Raise InvalidRequest for more
+    than `most`, the limit of the nodes."""
+    counts = {
+        name: logprobs_within(names.get(name, name), sampling[name], most, vocab_size)
+        for name in ("logprobs", "prompt_logprobs")
+        if sampling.get(name) is not None
+    }
+    return {**sampling, **counts}
 
 
 def check_scores(sampling: Mapping[str, Any], prompt_tokens: int, names: Mapping[str, str]) -> None:
@@ -108,4 +126,5 @@ def complete(
         given["max_tokens"] = room if default_max_tokens is None else min(default_max_tokens, room)
     params = SamplingParams(**_likeliest(given))
     params.check()
+    check_message(params)
     return params

@@ -72,6 +72,8 @@ def test_the_torch_engine_gets_every_engine_setting_of_the_node() -> None:
         "overcommit": True,
         "verify_weights": True,
         "model_impl": "baton",
+        "max_logprobs": 14,
+        "logprobs_mode": "raw_logits",
     }
     config = torch_settings(NodeSettings(node="n", role="decode", model="/m", **options))
     assert {name: getattr(config, name) for name in options} == options

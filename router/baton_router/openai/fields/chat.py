@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from baton_protocol.errors import InvalidRequest
-from baton_protocol.sampling import MAX_CHOICES, MAX_LOGPROBS
+from baton_protocol.sampling import ALL_LOGPROBS, MAX_CHOICES, MOST_LOGPROBS
 from baton_router.openai.fields.errors import wrong
-from baton_router.openai.fields.generation import GenerationFields
+from baton_router.openai.fields.generation import LOGPROBS_LIMIT, GenerationFields
 from baton_router.openai.fields.kinds import Json, choice, integer, mapping, objects
 from baton_router.openai.fields.table import TRUE, flag, gives, needs, optional, required, rule
 from baton_router.openai.messages import MESSAGES
@@ -62,7 +62,9 @@ class ChatFields(GenerationFields, route="/v1/chat/completions"):
 
     logprobs = flag(False, "of each generated token")
     top_logprobs = optional(
-        integer(0, MAX_LOGPROBS), "number of likely tokens, with `logprobs`", "0"
+        integer(ALL_LOGPROBS, MOST_LOGPROBS),
+        f"number of likely tokens, with `logprobs`; {LOGPROBS_LIMIT}",
+        "0",
     )
     echo = flag(False, "the text begins with the last message's text if that is the assistant's")
 

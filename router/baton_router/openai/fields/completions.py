@@ -5,9 +5,9 @@ from __future__ import annotations
 from typing import Any
 
 from baton_protocol.errors import InvalidRequest
-from baton_protocol.sampling import MAX_CHOICES, MAX_LOGPROBS, beams_refuse
+from baton_protocol.sampling import ALL_LOGPROBS, MAX_CHOICES, MOST_LOGPROBS, beams_refuse
 from baton_router.openai.fields.errors import wrong
-from baton_router.openai.fields.generation import GenerationFields
+from baton_router.openai.fields.generation import LOGPROBS_LIMIT, GenerationFields
 from baton_router.openai.fields.kinds import Schema, ValueKind, integer, integers
 from baton_router.openai.fields.table import TRUE, flag, needs, optional, required, rule
 
@@ -51,8 +51,8 @@ class CompletionFields(GenerationFields, route="/v1/completions"):
 
     prompt = required(ValueKind(_read_prompts, _PROMPTS), "each prompt is answered separately")
     logprobs = optional(
-        integer(0, MAX_LOGPROBS),
-        "of each generated token and of this number of likely tokens",
+        integer(ALL_LOGPROBS, MOST_LOGPROBS),
+        f"of each generated token and of this number of likely tokens; {LOGPROBS_LIMIT}",
         "off",
     )
     best_of = optional(

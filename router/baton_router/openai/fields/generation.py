@@ -11,15 +11,16 @@ from typing import Any
 
 from baton_protocol.errors import InvalidRequest, exact
 from baton_protocol.sampling import (
+    ALL_LOGPROBS,
     BIAS_RANGE,
     LENGTH_PENALTY_RANGE,
     MAX_BAD_WORDS,
     MAX_BIASED,
     MAX_CHOICES,
-    MAX_LOGPROBS,
     MAX_STOP_CHARS,
     MAX_STOP_IDS,
     MAX_TEMPERATURE,
+    MOST_LOGPROBS,
     NOT_WITH_BEAMS,
     PENALTY_RANGE,
     REPETITION_RANGE,
@@ -64,6 +65,7 @@ MAX_STOPS = 16
 MAX_TOP_K = (1 << 31) - 1  # engines store it in 32 bits; no vocabulary is larger
 MAX_WORDS = MAX_BAD_WORDS // 2  # each word may become two id sequences
 AS_FITS = -1  # of truncate_prompt_tokens
+LOGPROBS_LIMIT = "at most the nodes' `--max-logprobs`, 20 by default; -1: of all ids"
 _ID = re.compile(r"0|[1-9][0-9]{0,17}")
 _SOME_TEXT: Schema = {
     "anyOf": [
@@ -251,8 +253,8 @@ class GenerationFields(UnservedFields):
         "only with `stream`",
     )
     prompt_logprobs = optional(
-        integer(0, MAX_LOGPROBS),
-        "the same for the prompt's tokens, by id; not with `stream`",
+        integer(ALL_LOGPROBS, MOST_LOGPROBS),
+        f"the same for the prompt's tokens, by id; not with `stream`; {LOGPROBS_LIMIT}",
         "off",
     )
     skip_special_tokens = flag(
