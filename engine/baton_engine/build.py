@@ -21,6 +21,7 @@ from baton_engine.attention.interface import AttentionBackend
 from baton_engine.attention.selector import Kernels, attention_for
 from baton_engine.config.engine_config import TorchSettings
 from baton_engine.config.model_config import ModelConfig
+from baton_engine.config.request_processors import load_processors
 from baton_engine.core.engine_core import EngineCore
 from baton_engine.errors import OutOfMemory, SettingsError
 from baton_engine.interface import EngineInfo
@@ -74,6 +75,7 @@ def build_torch(
     unknown."""
     started = time.monotonic()
     plan = _plan(settings, free)
+    processors = load_processors(settings.logits_processors, plan.config.vocab_size)
     weights_there = settings.load_format != "dummy"
     states = file_states(settings.model) if weights_there else {}
     digests = _digests(settings, plan)
@@ -116,6 +118,7 @@ def build_torch(
         drafter=make_drafter(
             settings.speculative_config, info.vocab_size, drafting, overlap=plan.overlap
         ),
+        processors=processors,
     )
     _log_ready(info, plan, runner.buckets, time.monotonic() - started)
     return engine

@@ -29,7 +29,7 @@ block hashes, `KVLayout`, fingerprints and the error classes. Every other packag
 # 3: Resync.
 # 4: Request.time_left.
 # 5: SamplingParams.structured. An older node ignores it, so never send it such a request.
-# 6: SamplingParams.use_beam_search. The same.
+# 6: SamplingParams.use_beam_search and extra_args. The same.
 PROTOCOL_VERSION = 6
 STRUCTURED_SINCE = 5
-BEAMS_SINCE = 6
+BEAMS_SINCE = EXTRA_ARGS_SINCE = 6

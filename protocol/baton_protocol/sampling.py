@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import Any, Literal
 
 import msgspec
 
@@ -57,6 +57,8 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tr
     `allowed_token_ids` None allows all; `bad_words` are id sequences that must not be generated.
     With `structured` each choice matches a grammar, and ends where nothing more can match.
 
+    `extra_args` are arguments for logits processors of other packages, by name.
+
     With `use_beam_search` the choices are the `n` best answers of a beam search with `n` beams, the
     best first. Nothing is drawn, so temperature and filters have no effect. An answer's score is
     the sum of its log-probabilities divided by its length to the power of `length_penalty`.
@@ -91,6 +93,7 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tr
     use_beam_search: bool = False
     length_penalty: float = 1.0
     early_stopping: EarlyStopping = False
+    extra_args: dict[str, Any] | None = None
 
     @property
     def penalized(self) -> bool:
@@ -192,6 +195,7 @@ NOT_WITH_BEAMS = {
         "allowed_token_ids",
         "bad_words",
         "structured",
+        "extra_args",
     )
 }
 

@@ -165,6 +165,12 @@ class EngineConfig:
         "whose code computes the model; auto: Baton's own for its model families, transformers' for"
         " all others",
     )
+    logits_processors: str | None = option(
+        None,
+        "logits processors of other packages, for requests whose vllm_xargs (in Python extra_args)"
+        " they use: MODULE:CLASS, divided by commas; installed ones are found by themselves",
+        metavar="NAMES",
+    )
     verify_weights: bool = option(
         False, "hash the weights again at the start, even if .baton-digests.json has their digests"
     )

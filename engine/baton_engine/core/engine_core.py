@@ -25,6 +25,7 @@ import logging
 from collections import Counter
 from collections.abc import Sequence
 
+from baton_engine.config.request_processors import changes_for
 from baton_engine.core.apply_results import ResultReader
 from baton_engine.core.in_flight import InFlightStep, InFlightSteps
 from baton_engine.core.kv_chunks import full_chunks
@@ -39,6 +40,7 @@ from baton_engine.interface import (
     EngineInfo,
     Filled,
     KVMemory,
+    LogitsProcessor,
     Matcher,
     Reservation,
     Runner,
@@ -85,6 +87,7 @@ class EngineCore:
         stored: StoredMemory | None = None,
         overlap: bool = False,
         drafter: DraftSource | None = None,
+        processors: Sequence[LogitsProcessor] = (),
     ) -> None:
         if runner.memory.layout != info.layout:
             raise ValueError(f"the runner's pool is {runner.memory.layout}, not {info.layout}")
@@ -95,6 +98,7 @@ class EngineCore:
         self.overlap = overlap
         self._runner = runner
         self._drafter = drafter
+        self._processors = processors
         self._pool = BlockPool(info.num_blocks, HostTier(host), info.layout)
         self._scheduler = Scheduler(
             self._pool,
@@ -188,6 +192,7 @@ class EngineCore:
         """
         self._limits.check(request)
         request = self._limits.with_counts(request)
+        changes = changes_for(self._processors, request.params.extra_args)
         if (matcher is None) != (request.params.structured is None):
             raise ValueError(f"request {request.id}: a grammar and its matcher come together")
         if request.id in self._states:
@@ -209,6 +214,7 @@ class EngineCore:
                 track=track,
                 report_filled=report_filled,
                 finished=finished,
+                changes=changes,
                 matcher=matcher,
                 speculates=self._speculates(request, prefill_only),
             ),
@@ -245,8 +251,10 @@ class EngineCore:
             raise
 
     def _speculates(self, request: Request, prefill_only: bool) -> bool:
-        beams = request.params.use_beam_search  # fork after each token
-        return self._drafter is not None and not prefill_only and not beams
+        params = request.params
+        # Beams fork after each token, and a logits processor sees known tokens alone.
+        plain = not (params.use_beam_search or params.extra_args)
+        return self._drafter is not None and not prefill_only and plain
 
     # --- ending early ---------------------------------------------------------------------------
 

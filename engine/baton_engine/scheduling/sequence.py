@@ -16,7 +16,14 @@ from collections.abc import Iterable
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass
 
-from baton_engine.interface import PADDING, ListedIds, Matcher, PenaltyCounts, PromptUse
+from baton_engine.interface import (
+    PADDING,
+    ChangeLogits,
+    ListedIds,
+    Matcher,
+    PenaltyCounts,
+    PromptUse,
+)
 from baton_engine.scheduling.acceptance import Acceptance
 from baton_engine.scheduling.beam_search import LiveBeams
 from baton_engine.scheduling.ranges import Run, total, within
@@ -287,6 +294,7 @@ class Submission:
     track: bool = False
     report_filled: bool = False
     finished: Seq[int] = ()
+    changes: tuple[ChangeLogits, ...] = ()  # of other packages' logits processors
     matcher: Matcher | None = None
     speculates: bool = False  # whether its sequences may get drafts
 
@@ -324,6 +332,7 @@ class RequestState:
         self.track = submission.track
         self.report_filled = submission.report_filled
         self.finished = submission.finished
+        self.changes = submission.changes
         self.speculates = submission.speculates
         self.matcher = submission.matcher  # at the start of the grammar
         # Whether blocks stay referenced until the step after the request's end.
@@ -351,6 +360,7 @@ class RequestState:
             or bool(params.bad_words)
             or self.matcher is not None
             or self.beams is not None
+            or bool(self.changes)
         )
         # An array, so that the runner copies it in each step without a conversion.
         self.distinct_prompt = array("q")

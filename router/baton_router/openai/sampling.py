@@ -42,6 +42,8 @@ def sampling_values(fields: GenerationFields) -> Json:
     """Keyword arguments for SamplingParams, as far as the fields give them; `complete` adds the
     model's defaults and limits."""
     given = {name: value for name, value in vars(fields).items() if name in PARAMETERS}
+    if fields.vllm_xargs:
+        given["extra_args"] = fields.vllm_xargs
     limit = getattr(fields, limit_field(fields))
     return _likeliest(_DEFAULTS | given | ({} if limit is None else {"max_tokens": limit}))
 

@@ -10,7 +10,7 @@ import random
 from collections.abc import Sequence
 from dataclasses import replace
 
-from baton_protocol import BEAMS_SINCE, STRUCTURED_SINCE
+from baton_protocol import BEAMS_SINCE, EXTRA_ARGS_SINCE, STRUCTURED_SINCE
 from baton_protocol.ids import BlockHash, Epoch, NodeId
 from baton_protocol.store import Exact, Kind, differing, exact_together
 from baton_router.nodes.marker_lookup import MarkerLookup
@@ -158,6 +158,8 @@ def _newest_need(request: InFlightRequest) -> tuple[str, int]:
     params = request.record.request.params
     if params.use_beam_search:
         return "beam search", BEAMS_SINCE
+    if params.extra_args:
+        return "vllm_xargs", EXTRA_ARGS_SINCE
     if params.structured is not None:
         return "structured output", STRUCTURED_SINCE
     return "", 0

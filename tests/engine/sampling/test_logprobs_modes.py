@@ -7,6 +7,7 @@ import typing
 from collections.abc import Callable
 from pathlib import Path
 
+import msgspec
 import pytest
 import torch
 
@@ -63,7 +64,11 @@ def test_the_whole_vocabulary_within_the_limit(tiny_model: Callable[[str], Path]
         assert {token.id for token in position.top} == set(range(VOCAB))
     few = LLM(folder, dtype="float32", threads=1, kv_blocks=50, max_logprobs=3)
     for name in ("logprobs", "prompt_logprobs"):
-        few.generate(prompt_of(5), SamplingParams(max_tokens=1, **{name: 3}))
+        few.generate(prompt_of(5), asking(name, 3))
         for value in (-1, 4):
             with pytest.raises(InvalidRequest, match=rf"{name} is {value}; .*must be in \[0, 3\]"):
-                few.generate(prompt_of(5), SamplingParams(max_tokens=1, **{name: value}))
+                few.generate(prompt_of(5), asking(name, value))
+
+
+def asking(name: str, value: int) -> SamplingParams:
+    return msgspec.convert({"max_tokens": 1, name: value}, SamplingParams)

@@ -73,6 +73,7 @@ def test_the_torch_engine_gets_every_engine_setting_of_the_node() -> None:
         "verify_weights": True,
         "model_impl": "baton",
         "max_logprobs": 14,
+        "logits_processors": "package.module:Class",
         "logprobs_mode": "raw_logits",
     }
     config = torch_settings(NodeSettings(node="n", role="decode", model="/m", **options))

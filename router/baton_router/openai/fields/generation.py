@@ -64,6 +64,8 @@ from baton_router.openai.structured_output import (
 MAX_STOPS = 16
 MAX_TOP_K = (1 << 31) - 1  # engines store it in 32 bits; no vocabulary is larger
 MAX_WORDS = MAX_BAD_WORDS // 2  # each word may become two id sequences
+MAX_EXTRA_ARGS = 64
+MAX_EXTRA_ITEMS = 1024
 AS_FITS = -1  # of truncate_prompt_tokens
 LOGPROBS_LIMIT = "at most the nodes' `--max-logprobs`, 20 by default; -1: of all ids"
 _ID = re.compile(r"0|[1-9][0-9]{0,17}")
@@ -76,7 +78,8 @@ _SOME_TEXT: Schema = {
 _NO_OPTIONS: Schema = {"anyOf": [{"type": "null"}, {"type": "object", "maxProperties": 0}]}
 BEAMS_ALONE = (
     "use_beam_search excludes stream, echo with logprobs, and what changes logits or an answer's"
-    " end: grammars and " + ", ".join(name for name in NOT_WITH_BEAMS if name != "structured")
+    " end: grammars, vllm_xargs and "
+    + ", ".join(name for name in NOT_WITH_BEAMS if name not in ("structured", "extra_args"))
 )
 # One rule instead of several: schema tools expand each rule with all others and give up on many.
 _STREAMS: Schema = {
@@ -100,6 +103,34 @@ def _read_logit_bias(at: str, value: Any) -> tuple[tuple[int, float], ...]:
             raise wrong(at, {name: bias}, allowed)
         pairs.append((int(name), float(bias)))
     return tuple(pairs)
+
+
+def _read_extra_args(at: str, value: Any) -> dict[str, Any] | None:
+    args = object_at(at, value)
+    if len(args) > MAX_EXTRA_ARGS:
+        raise InvalidRequest(f"{at} holds {len(args)} names; at most {MAX_EXTRA_ARGS}", param=at)
+    for name, arg in args.items():
+        items = arg if isinstance(arg, list) else [arg]
+        if len(items) > MAX_EXTRA_ITEMS or not all(isinstance(x, str | int | float) for x in items):
+            allowed = f"must be a text, a number, a boolean or a list of {MAX_EXTRA_ITEMS} of them"
+            raise wrong(at, {name: arg}, f"its values {allowed} at most")
+    return args or None
+
+
+_SCALAR = [{"type": "string"}, {"type": "number"}, {"type": "boolean"}]
+_EXTRA_ARGS = ValueKind(
+    _read_extra_args,
+    {
+        "type": "object",
+        "maxProperties": MAX_EXTRA_ARGS,
+        "additionalProperties": {
+            "anyOf": [
+                *_SCALAR,
+                {"type": "array", "items": {"anyOf": _SCALAR}, "maxItems": MAX_EXTRA_ITEMS},
+            ]
+        },
+    },
+)
 
 
 def _read_early_stopping(at: str, value: Any) -> bool | str:
@@ -217,6 +248,11 @@ class GenerationFields(UnservedFields):
         "false",
     )
 
+    vllm_xargs = optional(
+        _EXTRA_ARGS,
+        "arguments for [logits processors of other packages](#logits-processors), by name",
+    )
+
     response_format = optional(
         FORMAT_KIND,
         "what the answer must match ([structured output](structured-output.md))",
@@ -300,6 +336,8 @@ class GenerationFields(UnservedFields):
             raise wrong("use_beam_search", True, allowed)
         if grammars := self.grammars():
             raise beams_refuse(grammars[0].field)
+        if self.vllm_xargs:
+            raise beams_refuse("vllm_xargs")
         for name, default in NOT_WITH_BEAMS.items():
             if getattr(self, name, None) not in (None, default):
                 raise beams_refuse(name)

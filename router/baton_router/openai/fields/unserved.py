@@ -32,7 +32,7 @@ _NO_MEDIA = "messages have no media"
 _SEPARATED = "reasoning is always separated from the answer if the model's form of it is known"
 _NOT_ANSWERED = "answers do not contain it"
 _NO_CODE = "clients cannot send code"
-_NO_PLUG_INS = "there are no engine plug-ins"
+_NO_PLUG_INS = "logits processors of other packages get `vllm_xargs`"
 _ROUTER_DECIDES = "the router decides about hand-offs"
 _BY_HEADER = "name a request by the header `x-request-id`"
 _NO_ADAPTERS = "there are no adapters"
@@ -107,7 +107,6 @@ class UnservedFields(FieldTable):
     routed_experts_prompt_start = refused(_NOT_ANSWERED, accepts=(0,))
     logits_processors = refused(_NO_CODE)
     custom_logit_processor = refused(_NO_CODE)
-    vllm_xargs = refused(_NO_PLUG_INS)
     custom_params = refused(_NO_PLUG_INS)
     repetition_detection = refused("repetitions are not detected")
     watermarking = refused("answers are not watermarked")
