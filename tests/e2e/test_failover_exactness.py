@@ -15,9 +15,10 @@ from tests.support.clients.mix import COMPLETIONS
 from tests.support.clients.streams import StreamedAnswer, ask
 from tests.support.engines.beam_reference import MODELS as BEAM_MODELS
 from tests.support.engines.beam_reference import WIDTHS, beam_answers, beam_params, check_answers
+from tests.support.engines.counting import COUNTING
 from tests.support.engines.exactness import Tally, compare, reference
 from tests.support.engines.quantized.quantized_models import EACH_KIND, model_folders
-from tests.support.engines.tiny_models import BRIDGE_MODELS, EACH_FAMILY, prompt_of
+from tests.support.engines.tiny_models import BRIDGE_MODELS, EACH_FAMILY, VOCAB, prompt_of
 from tests.support.pools.processes import Cluster
 
 NEW_TOKENS = 40
@@ -62,6 +63,20 @@ def test_beams_equal_those_of_transformers_after_a_hand_off_and_after_a_killed_d
             check_beams(pool, folder, FAILED_OVER[-1], 4, max_tokens=400)
             killing.result()
         assert pool.witness.placements(FAILED_OVER[-1])[-1].attempt > 1
+
+
+@pytest.mark.long
+def test_a_logits_processor_changes_the_same_after_a_hand_off_and_a_killed_decode_node(
+    tiny_model: Callable[[str], Path],
+) -> None:
+    folder, first = tiny_model("qwen3-gqa4"), 7
+    flags = ("--model", str(folder), *FLAGS, "--logits-processors", COUNTING)
+    with Cluster(1, 1, flags=flags, router_flags=["--handoff=always"]) as pool:
+        found = killed(pool, vllm_xargs={"count_from": first})
+        for prompt, ids in zip(FAILED_OVER, found, strict=True):
+            begin = first + len(prompt)
+            assert ids == [number % VOCAB for number in range(begin, begin + NEW_TOKENS)]
+        assert any(pool.witness.placements(prompt)[-1].attempt > 1 for prompt in FAILED_OVER)
 
 
 def running(pool: Cluster, name: str) -> int:
@@ -121,7 +136,7 @@ def checked(name: str) -> str:
     return f"{name}, handed off and failed over: {tally}, {sum(moved)} moved"
 
 
-def killed(pool: Cluster) -> list[list[int]]:
+def killed(pool: Cluster, **fields: object) -> list[list[int]]:
     """The ids of all answers. The decode node is killed when one has KILLED_AT tokens."""
 
     def kill(answer: StreamedAnswer) -> bool:
@@ -133,6 +148,7 @@ def killed(pool: Cluster) -> list[list[int]]:
         body = {
             **{"prompt": prompt, "max_tokens": NEW_TOKENS, "temperature": 0, "ignore_eos": True},
             **{"stream": True, "return_token_ids": True},
+            **fields,
         }
         answer = ask(pool.url, COMPLETIONS, body, kill)
         assert (answer.status, answer.error, answer.whole) == (200, None, True), answer

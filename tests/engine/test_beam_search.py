@@ -65,6 +65,29 @@ def test_answers_are_those_of_transformers_by_each_rule(name: str, tiny_model: F
                 check_search(llm, folder, width, rule, prompt_of(length, seed=length))
 
 
+@pytest.mark.long
+@pytest.mark.parametrize("name", ["qwen3-gqa4", "mistral-window"])
+def test_bits_do_not_depend_on_the_batch_or_the_size_of_the_cache(
+    name: str, tiny_model: Folders
+) -> None:
+    """Also where so few blocks or sequences are left that beams are preempted and fork late."""
+    folder = tiny_model(name)
+    prompts = [prompt_of(length, seed=length) for length in (30, 61, 90)]
+    params = [beam_params(width, logprobs=2) for width in (4, 2, 3)]
+    alone = make_llm(folder)
+    expected = [
+        alone.generate(prompt, each)[0].outputs
+        for prompt, each in zip(prompts, params, strict=True)
+    ]
+    for more in ({"kv_blocks": 8}, {"max_num_seqs": 2}, {"max_batched_tokens": 16}):
+        options = {"kv_blocks": 60} | more
+        llm = LLM(folder, dtype="float32", threads=1, **options)
+        found = [output.outputs for output in llm.generate(prompts, params)]
+        assert found == expected, more
+        assert llm.engine.load().preemptions_total > 0 or "max_batched_tokens" in more
+        llm.engine.check_integrity()
+
+
 def test_beam_search_has_vllms_form(llm: LLM) -> None:
     params = BeamSearchParams(beam_width=3, max_tokens=6, temperature=0.7)
     [first, second] = llm.beam_search(["the cache", "a node"], params)

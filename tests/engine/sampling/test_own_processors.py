@@ -3,49 +3,21 @@ that ask for them alone."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable
 from importlib.metadata import EntryPoint
 from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
 
 from baton_engine import LLM, SamplingParams
 from baton_engine.config import request_processors
 from baton_engine.config.request_processors import GROUP, load_processors
 from baton_engine.errors import SettingsError
-from baton_engine.interface import ChangeLogits
 from baton_protocol.errors import InvalidRequest
+from tests.support.engines.counting import COUNTING
 from tests.support.engines.tiny_models import VOCAB, prompt_of
 
-
-class Counting:
-    """Permits one id: how many tokens there are, plus an argument."""
-
-    def __init__(self, vocab_size: int) -> None:
-        self.vocab_size = vocab_size
-
-    def change_for(self, args: Mapping[str, Any]) -> ChangeLogits | None:
-        if "count_from" not in args:
-            return None
-        first = args["count_from"]
-        if not isinstance(first, int):
-            raise ValueError(f"count_from is {first!r}, which is no integer")
-
-        def change(
-            logits_V: torch.Tensor, prompt: Sequence[int], outputs: Sequence[int]
-        ) -> torch.Tensor:
-            id = (first + len(prompt) + len(outputs)) % self.vocab_size
-            kept = logits_V[id].clone()
-            logits_V.fill_(-torch.inf)
-            logits_V[id] = kept
-            return logits_V
-
-        return change
-
-
-HERE = f"{__name__}:Counting"
 PLAIN = SamplingParams(temperature=1.0, seed=4, max_tokens=8, ignore_eos=True, logprobs=2)
 COUNTED = SamplingParams(
     temperature=1.0, seed=4, n=2, max_tokens=8, ignore_eos=True, extra_args={"count_from": 100}
@@ -60,7 +32,7 @@ def test_only_requests_that_use_one_are_changed(tiny_model: Callable[[str], Path
     prompts = [prompt_of(20, seed=2), prompt_of(9, seed=3)]
     [expected] = make_llm().generate(prompts[0], PLAIN)
     for more in ({}, {"speculative_config": '{"method": "suffix"}', "max_batched_tokens": 7}):
-        llm = make_llm(logits_processors=HERE, **more)
+        llm = make_llm(logits_processors=COUNTING, **more)
         plain, counted = llm.generate(prompts, [PLAIN, COUNTED])
         assert plain.outputs == expected.outputs
         for choice in counted.outputs:
@@ -74,9 +46,9 @@ def test_only_requests_that_use_one_are_changed(tiny_model: Callable[[str], Path
 
 
 def test_installed_processors_come_first(monkeypatch: pytest.MonkeyPatch) -> None:
-    points = [EntryPoint("counting", HERE, GROUP)]
+    points = [EntryPoint("counting", COUNTING, GROUP)]
     monkeypatch.setattr(request_processors, "entry_points", lambda group: points)
-    made = load_processors(HERE, 7)
+    made = load_processors(COUNTING, 7)
     assert [type(each).__name__ for each in made] == ["Counting", "Counting"]
 
 
@@ -85,7 +57,7 @@ def test_installed_processors_come_first(monkeypatch: pytest.MonkeyPatch) -> Non
     [
         ("Counting", "not of the form MODULE:CLASS"),
         ("no_such_module:Counting", "No module named 'no_such_module'"),
-        (f"{__name__}:Missing", "no attribute 'Missing'"),
+        ("tests.support.engines.counting:Missing", "no attribute 'Missing'"),
         ("builtins:int", "no method change_for"),
         ("builtins:list", "not iterable"),
     ],
