@@ -30,6 +30,9 @@ from baton_protocol.store import Exact
 
 # In place of a block that a sequence does not hold.
 PADDING = BlockId(0)
+# Changes the logits of one position, float32 [V], in place or not, and returns them. `prompt` and
+# `outputs` are the ids before the position.
+ChangeLogits = Callable[[Any, Sequence[int], Sequence[int]], Any]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -112,11 +115,6 @@ class Matcher(Protocol):
 
     def mask(self) -> bytes:
         """One bit per id, least significant first: 1 if the id may follow."""
-
-
-# Changes the logits of one position, float32 [V], in place or not, and returns them. `prompt` and
-# `outputs` are the ids before the position.
-ChangeLogits = Callable[[Any, Sequence[int], Sequence[int]], Any]
 
 
 class LogitsProcessor(Protocol):

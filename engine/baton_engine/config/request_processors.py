@@ -1,11 +1,10 @@
 """Logits processors of other packages: found by entry point or by name, made once per engine.
 
 In: the value of --logits-processors, and the entry points of the group `baton.logits_processors`.
-Out: LogitsProcessor objects (see `interface`), in that order of the groups' names first. Imports no
-torch.
+Out: LogitsProcessor objects (see `interface`), installed ones first. Imports no torch.
 
-vLLM's group `vllm.logits_processors` is not read. Its classes keep the state of a batch between
-steps, so what they change is not a function of one request's tokens.
+vLLM's own group of entry points is not read. Its classes keep the state of a batch between steps,
+so what they change is not a function of one request's tokens.
 """
 
 from __future__ import annotations

@@ -81,6 +81,7 @@ BEAMS_ALONE = (
     " end: grammars, vllm_xargs and "
     + ", ".join(name for name in NOT_WITH_BEAMS if name not in ("structured", "extra_args"))
 )
+_SCALAR = [{"type": "string"}, {"type": "number"}, {"type": "boolean"}]
 # One rule instead of several: schema tools expand each rule with all others and give up on many.
 _STREAMS: Schema = {
     "if": {"properties": {"stream": TRUE}, "required": ["stream"]},
@@ -117,7 +118,6 @@ def _read_extra_args(at: str, value: Any) -> dict[str, Any] | None:
     return args or None
 
 
-_SCALAR = [{"type": "string"}, {"type": "number"}, {"type": "boolean"}]
 _EXTRA_ARGS = ValueKind(
     _read_extra_args,
     {
