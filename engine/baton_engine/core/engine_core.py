@@ -259,12 +259,15 @@ class EngineCore:
     # --- ending early ---------------------------------------------------------------------------
 
     def finish_choice(self, request: RequestId, choice: int) -> None:
-        """End one choice early, because a stop string was found. It reports no more tokens. If it
-        was the last choice, the next step's `finished` names the request. Ignores unknown ids."""
+        """End one choice early, because a stop string was found. It reports no more tokens. Of a
+        beam search, leave out this answer; the search goes on for the others. If it was the last
+        choice, the next step's `finished` names the request. Ignores unknown ids."""
         state = self._states.get(request)
         if state is None:
             return
-        if choice in state.pending:
+        if state.beams is not None:
+            self._requests.leave_out_answer(state, choice)
+        elif choice in state.pending:
             state.pending.remove(choice)
         elif choice in state.live:
             self._requests.end(state, choice)

@@ -331,7 +331,7 @@ class RequestState:
         self.prefill_only = submission.prefill_only
         self.track = submission.track
         self.report_filled = submission.report_filled
-        self.finished = submission.finished
+        self.finished = set(submission.finished)  # choices that are not run or reported
         self.changes = submission.changes
         self.speculates = submission.speculates
         self.matcher = submission.matcher  # at the start of the grammar
