@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -80,7 +81,7 @@ def test_bits_do_not_depend_on_the_batch_or_the_size_of_the_cache(
         for prompt, each in zip(prompts, params, strict=True)
     ]
     for more in ({"kv_blocks": 8}, {"max_num_seqs": 2}, {"max_batched_tokens": 16}):
-        options = {"kv_blocks": 60} | more
+        options: dict[str, Any] = {"kv_blocks": 60} | more
         llm = LLM(folder, dtype="float32", threads=1, **options)
         found = [output.outputs for output in llm.generate(prompts, params)]
         assert found == expected, more
