@@ -33,6 +33,7 @@ if TYPE_CHECKING:
     from baton_engine.llm import LLM
     from baton_engine.llm_engine import LLMEngine
     from baton_engine.offline.arguments import AsyncEngineArgs, EngineArgs
+    from baton_engine.offline.beam_outputs import BeamSearchParams
     from baton_engine.offline.outputs import CompletionOutput, RequestOutput
     from baton_engine.offline.parameters import (
         GuidedDecodingParams,
@@ -45,6 +46,7 @@ if TYPE_CHECKING:
 __all__ = [
     "LLM",
     "AsyncEngineArgs",
+    "BeamSearchParams",
     "CompletionOutput",
     "EngineArgs",
     "GuidedDecodingParams",
@@ -60,6 +62,7 @@ _MODULES = {
     "llm": ("LLM",),
     "llm_engine": ("LLMEngine",),
     "offline.arguments": ("AsyncEngineArgs", "EngineArgs"),
+    "offline.beam_outputs": ("BeamSearchParams",),
     "offline.outputs": ("CompletionOutput", "RequestOutput"),
     "offline.parameters": (
         *("GuidedDecodingParams", "RequestOutputKind", "SamplingParams"),

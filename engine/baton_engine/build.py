@@ -21,6 +21,7 @@ from baton_engine.attention.interface import AttentionBackend
 from baton_engine.attention.selector import Kernels, attention_for
 from baton_engine.config.engine_config import TorchSettings
 from baton_engine.config.model_config import ModelConfig
+from baton_engine.config.request_processors import load_processors
 from baton_engine.config.scheduling_options import SchedulingOptions
 from baton_engine.core.engine_core import EngineCore
 from baton_engine.core.step_log import StepLog
@@ -76,6 +77,7 @@ def build_torch(
     unknown."""
     started = time.monotonic()
     plan = _plan(settings, free)
+    processors = load_processors(settings.logits_processors, plan.config.vocab_size)
     weights_there = settings.load_format != "dummy"
     states = file_states(settings.model) if weights_there else {}
     digests = _digests(settings, plan)
@@ -86,6 +88,7 @@ def build_torch(
         second, head = _load_draft_model(plan), _load_head(plan, model)
         plan = _profiled(plan, model, second)
         runner = _runner(plan, model)
+        runner.logprobs_mode = settings.logprobs_mode
         if plan.exact and not runner.exact:
             plan = _not_exact(plan, settings)
         drafting: Proposer | None = _draft_model(plan, second)
@@ -107,6 +110,7 @@ def build_torch(
         eos_ids=plan.config.eos_ids,
         exact="bitwise" if plan.exact else "numeric",
         weights=quantized.method if quantized is not None else plan.demand.dtype,
+        max_logprobs=settings.logprobs_of(plan.config.vocab_size),
     )
     memory = runner.memory
     engine = EngineCore(
@@ -118,6 +122,7 @@ def build_torch(
             settings.speculative_config, info.vocab_size, drafting, overlap=plan.overlap
         ),
         step_log=StepLog.of(settings.log_steps),
+        processors=processors,
     )
     _log_ready(info, plan, runner.buckets, time.monotonic() - started)
     return engine

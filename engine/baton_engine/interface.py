@@ -15,9 +15,9 @@ and 0 (padding) in place of blocks that the sequence does not hold because a win
 from __future__ import annotations
 
 from array import array
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Literal, Protocol
+from typing import Any, Literal, Protocol
 
 import msgspec
 
@@ -25,11 +25,14 @@ from baton_protocol.errors import BatonError
 from baton_protocol.ids import BlockHash, BlockId, Fingerprint, RequestId
 from baton_protocol.layout import KVLayout
 from baton_protocol.request import PositionLogprobs
-from baton_protocol.sampling import FinishReason, SamplingParams
+from baton_protocol.sampling import MAX_LOGPROBS, FinishReason, SamplingParams
 from baton_protocol.store import Exact
 
 # In place of a block that a sequence does not hold.
 PADDING = BlockId(0)
+# Changes the logits of one position, float32 [V], in place or not, and returns them. `prompt` and
+# `outputs` are the ids before the position.
+ChangeLogits = Callable[[Any, Sequence[int], Sequence[int]], Any]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -49,6 +52,7 @@ class EngineInfo:
     eos_ids: tuple[int, ...]
     exact: Exact = "numeric"
     weights: str = ""
+    max_logprobs: int = MAX_LOGPROBS
 
 
 # --- between scheduler and runner -----------------------------------------------------------
@@ -113,6 +117,30 @@ class Matcher(Protocol):
         """One bit per id, least significant first: 1 if the id may follow."""
 
 
+class LogitsProcessor(Protocol):
+    """A logits processor of another package, made once per engine by a call with the size of the
+    vocabulary (see `config.request_processors`).
+
+    It changes only logits of requests whose extra_args it uses. What it changes may depend on these
+    and on the request's own tokens, and on nothing else: then a token is the same in any batch, and
+    on the node that takes a request over. Equal arguments must give equal bits. It gets the logits
+    after all changes of Baton's own parameters, and before temperature and filters.
+    """
+
+    def change_for(self, args: Mapping[str, Any]) -> ChangeLogits | None:
+        """What it changes for a request with these extra_args; None if it does not use them. Raises
+        ValueError, with a text for the client, for values that it cannot use."""
+
+
+@dataclass(frozen=True, slots=True)
+class OwnChanges:
+    """Changes of logits processors at one position, and the ids before it."""
+
+    changes: tuple[ChangeLogits, ...]
+    prompt: Sequence[int]
+    outputs: Sequence[int]
+
+
 class Sample(msgspec.Struct, frozen=True, gc=False):
     """Ask for one token after one of the row's tokens.
 
@@ -121,7 +149,7 @@ class Sample(msgspec.Struct, frozen=True, gc=False):
     before min_tokens, last ids of bad words). `penalty_counts` is set if the parameters have a
     penalty. Without `listed`, the runner reads the ids from the parameters. With a `matcher`, only
     ids in its mask are sampled; the runner gets the mask when it samples, while the device
-    computes.
+    computes. `own` are changes of other packages' logits processors.
     """
 
     choice: int
@@ -131,6 +159,7 @@ class Sample(msgspec.Struct, frozen=True, gc=False):
     penalty_counts: PenaltyCounts | None = None
     listed: ListedIds | None = None
     matcher: Matcher | None = None
+    own: OwnChanges | None = None
 
 
 class PromptAsk(msgspec.Struct, frozen=True, gc=False):

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any, Self
 from baton_engine.core.engine_core import EngineCore
 from baton_engine.llm_engine import LLMEngine
 from baton_engine.offline.arguments import EngineArgs
+from baton_engine.offline.beam_outputs import BeamSearchOutput, BeamSearchParams, beam_output
 from baton_engine.offline.model_text import Message, chat_prompt, default_params, needed
 from baton_engine.offline.outputs import CompletionOutput as CompletionOutput
 from baton_engine.offline.outputs import RequestOutput as RequestOutput
@@ -103,6 +104,17 @@ class LLM:
             for chat in chats
         ]
         return self._generate(prompts, sampling_params, use_tqdm, priority, continues_prompt=False)
+
+    def beam_search(
+        self, prompts: Prompt | Sequence[Prompt], params: BeamSearchParams
+    ) -> list[BeamSearchOutput]:
+        """The best answers to each prompt, as a beam search finds them, the best first."""
+        outputs = self._generate(
+            as_prompts(prompts), params.sampling(), False, None, continues_prompt=True
+        )
+        text = self.llm_engine.text
+        tokenizer = None if text is None else text.tokenizer
+        return [beam_output(output, params, tokenizer) for output in outputs]
 
     def default_sampling_params(self) -> SamplingParams:
         """The defaults of the model's generation_config.json, and SamplingParams' own for the

@@ -282,7 +282,8 @@ class Deltas(msgspec.Struct, frozen=True, tag="deltas"):
 
 
 class PrefillDone(msgspec.Struct, frozen=True, tag="prefill_done"):
-    """The first token of each choice of a prefill job, in choice order.
+    """The first token of each choice of a prefill job, in choice order; with beam search none, as
+    the decode node begins the search.
 
     The node sends it as soon as the tokens are sampled. The last chunks may still be in flight:
     they are complete when the decode node's inbox has an entry of kind "end".

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import Any, Literal
 
 import msgspec
 
@@ -10,14 +10,19 @@ from baton_protocol.errors import InvalidRequest, exact
 
 # How a choice ends: by an EOS or stop id, a stop string or the end of its grammar; or by its limit.
 FinishReason = Literal["stop", "length"]
-MAX_LOGPROBS = 20
+# When beam search ends, see SamplingParams.
+EarlyStopping = bool | Literal["never"]
+MAX_LOGPROBS = 20  # the default of --max-logprobs
+ALL_LOGPROBS = -1  # as many as the vocabulary has
+MOST_LOGPROBS = 1 << 20  # no vocabulary has more ids
 MAX_CHOICES = 128
 MAX_TEMPERATURE = 100.0
 # Each choice searches for each stop string with a table as long as the string, and each token is
 # compared with each stop id: without bounds one body could stop a node's event loop for minutes.
 MAX_STOP_CHARS = 1024
 MAX_STOP_IDS = 1024
-# A prompt's log-probabilities are one message: about 60 bytes and 1 us each, in each process.
+# The log-probabilities of a prompt, of a token's choices or of a beam search's answers are one
+# message: about 60 bytes and 1 us each, in each process.
 MAX_PROMPT_CANDIDATES = 200_000
 MAX_BIASED = 1024
 MAX_BAD_WORDS = 1024
@@ -27,6 +32,7 @@ BIAS_RANGE = 100.0
 PENALTY_RANGE = 2.0
 # Far below, a penalty is 0 in float32, and 0 times the minus infinity of a banned id is no number.
 REPETITION_RANGE = (0.01, 10.0)
+LENGTH_PENALTY_RANGE = 16.0  # a power of the answer's length, which must fit a float
 
 
 class StructuredOutput(msgspec.Struct, frozen=True, omit_defaults=True):
@@ -41,10 +47,10 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tr
 
     temperature 0 is greedy. top_k -1 (or 0), top_p 1 and min_p 0 are off. `max_tokens` counts every
     generated id, EOS and stop tokens included. `logprobs` is the number of alternatives beside the
-    sampled token (0: the sampled token alone), None is off; `prompt_logprobs` requests the same for
-    the prompt's tokens, which are then all computed. Noise is keyed by (seed, choice,
-    position); the router gives a seed to requests that have none. Without `detokenize` nobody makes
-    text of the tokens, so no stop string can be looked for.
+    sampled token (0: the sampled token alone; -1: the whole vocabulary), None is off;
+    `prompt_logprobs` requests the same for the prompt's tokens, which are then all computed. Noise
+    is keyed by (seed, choice, position); the router gives a seed to requests that have none.
+    Without `detokenize` nobody makes text of the tokens, so no stop string can be looked for.
 
     What changes logits is a function of the tokens: `repetition_penalty` looks at prompt and
     outputs, frequency and presence at the choice's outputs. `logit_bias` holds (id, bias) pairs;
@@ -53,6 +59,15 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tr
 
     With `skip_reading_prefix_cache` the prompt is computed without KV of earlier requests; its own
     KV is cached as ever.
+
+    `extra_args` are arguments for logits processors of other packages, by name.
+
+    With `use_beam_search` the choices are the `n` best answers of a beam search with `n` beams, the
+    best first. Nothing is drawn, so temperature and filters have no effect. An answer's score is
+    the sum of its log-probabilities divided by its length to the power of `length_penalty`.
+    `early_stopping` True ends the search at `n` finished answers; False also goes on while the best
+    beam's score, as long as it is, is above the worst of those; "never" while any score that it may
+    reach is (see `baton_engine.scheduling.beam_search`).
     """
 
     n: int = 1
@@ -79,6 +94,10 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tr
     bad_words: tuple[tuple[int, ...], ...] = ()
     structured: StructuredOutput | None = None
     skip_reading_prefix_cache: bool = False
+    use_beam_search: bool = False
+    length_penalty: float = 1.0
+    early_stopping: EarlyStopping = False
+    extra_args: dict[str, Any] | None = None
 
     @property
     def reads_no_cache(self) -> bool:
@@ -109,7 +128,7 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tr
             )
         _within("min_tokens", self.min_tokens, 0, self.max_tokens)
         if self.logprobs is not None:
-            _within("logprobs", self.logprobs, 0, MAX_LOGPROBS)
+            _within("logprobs", self.logprobs, ALL_LOGPROBS, MOST_LOGPROBS)
         if self.seed is not None:
             _within("seed", self.seed, -(2**63), 2**63 - 1)
         if any(not text for text in self.stop):
@@ -130,10 +149,11 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tr
                 param="stop_token_ids",
             )
         self._check_logit_changes()
+        self._check_beams()
 
     def _check_logit_changes(self) -> None:
         if self.prompt_logprobs is not None:
-            _within("prompt_logprobs", self.prompt_logprobs, 0, MAX_LOGPROBS)
+            _within("prompt_logprobs", self.prompt_logprobs, ALL_LOGPROBS, MOST_LOGPROBS)
         _within("frequency_penalty", self.frequency_penalty, -PENALTY_RANGE, PENALTY_RANGE)
         _within("presence_penalty", self.presence_penalty, -PENALTY_RANGE, PENALTY_RANGE)
         _within("repetition_penalty", self.repetition_penalty, *REPETITION_RANGE)
@@ -162,6 +182,73 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tr
         _at_most("bad_words", longest, MAX_BAD_WORD_IDS, "tokens in one word")
         if not all(self.bad_words):
             raise InvalidRequest("bad_words holds an empty word", param="bad_words")
+
+    def _check_beams(self) -> None:
+        _within("length_penalty", self.length_penalty, -LENGTH_PENALTY_RANGE, LENGTH_PENALTY_RANGE)
+        for name, default in NOT_WITH_BEAMS.items():
+            if self.use_beam_search and getattr(self, name) != default:
+                raise beams_refuse(name)
+
+
+# Parameters that a beam search does not follow, and the values that ask for nothing.
+NOT_WITH_BEAMS = {
+    name: getattr(SamplingParams(), name)
+    for name in (
+        "min_tokens",
+        "stop",
+        "prompt_logprobs",
+        "frequency_penalty",
+        "presence_penalty",
+        "repetition_penalty",
+        "logit_bias",
+        "allowed_token_ids",
+        "bad_words",
+        "structured",
+        "extra_args",
+    )
+}
+
+
+def beams_refuse(name: str) -> InvalidRequest:
+    """The error of a beam search with this parameter."""
+    return InvalidRequest(
+        f"use_beam_search does not go with {name}: it scores answers by the model's own"
+        " log-probabilities, and ends them at EOS, stop_token_ids and max_tokens; leave out one of"
+        " both",
+        param="use_beam_search",
+    )
+
+
+def logprobs_within(name: str, value: int, most: int, vocab_size: int) -> int:
+    """The number of likely tokens that `value` asks for. Raise InvalidRequest for more than `most`,
+    the limit of an engine (see --max-logprobs)."""
+    count = vocab_size if value == ALL_LOGPROBS else value
+    if count > most:
+        allowed = f"[0, {most}]" if most < vocab_size else f"[-1, {most}]"
+        raise InvalidRequest(
+            f"{name} is {value}; the engine's --max-logprobs is {most}, so it must be in {allowed}",
+            param=name,
+        )
+    return count
+
+
+def check_message(params: SamplingParams) -> None:
+    """Refuse answers whose parts that arrive together would be too large for one message. The
+    parameters are complete: each number of logprobs is within its limit."""
+    each = 1 + (params.logprobs or 0)
+    if params.n * each > MAX_PROMPT_CANDIDATES:
+        raise InvalidRequest(
+            f"logprobs is {params.logprobs} and n {params.n}; (1 + logprobs) x n may be at most "
+            f"{MAX_PROMPT_CANDIDATES}",
+            param="logprobs",
+        )
+    if params.use_beam_search and params.n * each * params.max_tokens > MAX_PROMPT_CANDIDATES:
+        raise InvalidRequest(
+            f"max_tokens is {params.max_tokens} in a beam search with n {params.n}, whose answers "
+            "are sent together; max_tokens x n x (1 + logprobs) may be at most "
+            f"{MAX_PROMPT_CANDIDATES}",
+            param="max_tokens",
+        )
 
 
 def _at_most(name: str, count: int, limit: int, noun: str) -> None:

@@ -31,6 +31,7 @@ from baton_protocol.figures import (
 from baton_protocol.ids import Epoch, Fingerprint, RequestId
 from baton_protocol.layout import KVLayout
 from baton_protocol.metrics import MetricSpec
+from baton_protocol.sampling import MAX_LOGPROBS
 
 Role = Literal["prefill", "decode"]
 ROLES: tuple[Role, ...] = get_args(Role)
@@ -434,7 +435,8 @@ class NodeReport(msgspec.Struct, frozen=True, kw_only=True):
     node's PROTOCOL_VERSION. `max_num_seqs` is how many sequences it computes at once (0: unknown).
     `model_made` is when its model's files were written, in Unix seconds (0: it has no files).
     `exact` is that of its engine; a node that does not report it counts as "numeric". `weights` is
-    the dtype of its weights, or how they are quantized ("": unknown or none).
+    the dtype of its weights, or how they are quantized ("": unknown or none). `max_logprobs` is how
+    many likely tokens a request may ask for at a position.
     """
 
     node: Name
@@ -462,6 +464,7 @@ class NodeReport(msgspec.Struct, frozen=True, kw_only=True):
     model_made: Count = 0
     exact: Exact = "numeric"
     weights: Text = ""
+    max_logprobs: Count = MAX_LOGPROBS
 
 
 def exact_together(nodes: Iterable[Exact]) -> Exact:

@@ -92,6 +92,30 @@ def test_three_choices_differ_and_equal_those_of_the_aggregated_pool(
     assert actual == expected
 
 
+def test_a_beam_search_has_the_same_answers_with_a_hand_off(
+    aggregated: Pool, disaggregated: Pool
+) -> None:
+    prompt = prompt_of(90, seed=14)
+    fields = {"use_beam_search": True, "n": 4, "max_tokens": 24, "logprobs": 1}
+    expected = complete(aggregated.url, prompt, **fields).body["choices"]
+    before = disaggregated.totals()["handoffs_total"]
+    assert complete(disaggregated.url, prompt, **fields).body["choices"] == expected
+    assert disaggregated.totals()["handoffs_total"] == before + 1
+    assert len({tuple(choice["token_ids"]) for choice in expected}) == 4
+
+
+def test_best_of_shows_the_choices_of_the_largest_sums(aggregated: Pool) -> None:
+    prompt = prompt_of(40, seed=15)
+    every = complete(aggregated.url, prompt, n=4, logprobs=0, **FIELDS).body["choices"]
+    best = complete(aggregated.url, prompt, n=2, best_of=4, **FIELDS)
+    sums = {tuple(each["token_ids"]): sum(each["logprobs"]["token_logprobs"]) for each in every}
+    expected = sorted(sums, key=lambda ids: -sums[ids])[:2]
+    assert [tuple(ids) for ids in ids_of(best)] == expected
+    assert [each["index"] for each in best.body["choices"]] == [0, 1]
+    assert best.body["choices"][0]["logprobs"] is None
+    assert best.body["usage"]["completion_tokens"] == 4 * FIELDS["max_tokens"]
+
+
 def test_choice_0_does_not_depend_on_the_number_of_choices(aggregated: Pool) -> None:
     prompt = prompt_of(40, seed=12)
     three = ids_of(complete(aggregated.url, prompt, n=3, **FIELDS))

@@ -103,7 +103,7 @@ def test_a_frame_older_than_the_oldest_readable_version_is_refused() -> None:
         ("min_p", 2.0),
         ("max_tokens", 0),
         ("min_tokens", 17),
-        ("logprobs", 21),
+        ("logprobs", -2),
         ("seed", 2**63),
         ("stop", ("",)),
         ("stop", ("x" * 1025,)),

@@ -24,8 +24,11 @@ def batch_limits(config: EngineConfig, default_tokens: int) -> BatchLimits:
     """`default_tokens` is the device's default of --max-batched-tokens. Raises SettingsError if a
     prompt must fit one step and may be longer."""
     mode, wanted = config.performance_mode, config.max_model_len
-    tokens = config.max_batched_tokens or _scaled(default_tokens, mode)
-    seqs = config.max_num_seqs or _scaled(DEFAULT_SEQS, mode)
+    tokens, seqs = config.max_batched_tokens, config.max_num_seqs
+    if tokens is None:
+        tokens = _scaled(default_tokens, mode)
+    if seqs is None:
+        seqs = _scaled(DEFAULT_SEQS, mode)
     if config.enable_chunked_prefill:
         return BatchLimits(tokens, seqs)
     if wanted is not None and wanted > tokens:

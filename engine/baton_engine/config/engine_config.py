@@ -24,12 +24,14 @@ from baton_protocol.errors import exact
 from baton_protocol.layout import StoreCodec
 from baton_protocol.options import ByteSize, option, option_of
 from baton_protocol.policies import DType, KVCacheDType, Quantization
+from baton_protocol.sampling import ALL_LOGPROBS, MAX_LOGPROBS
 
 # The type of options that name a device.
 Device = Annotated[str, "device"]
 Kernels = Literal["auto", "torch", "triton"]
 Overlap = Literal["auto", "on", "off"]
 BatchInvariant = Literal["auto", "on", "off"]
+LogprobsMode = Literal["raw_logprobs", "processed_logprobs", "raw_logits", "processed_logits"]
 LoadFormat = Literal["auto", "dummy"]
 ModelImpl = Literal["auto", "baton", "transformers"]
 PerformanceMode = Literal["balanced", "interactivity", "throughput"]
@@ -168,6 +170,19 @@ class EngineConfig:
         "maximum tokens of prompt and answer (default: the model's, or what the KV cache holds)",
         least=1,
     )
+    max_logprobs: int = option(
+        MAX_LOGPROBS,
+        "most likely tokens that a request may ask for at a position, by logprobs or"
+        " prompt_logprobs; -1: the vocabulary. Each takes about 60 bytes of a message, and messages"
+        " of 64 MB break a link",
+        least=-1,
+    )
+    logprobs_mode: LogprobsMode = option(
+        "raw_logprobs",
+        "what a request's logprobs are: of the model's own logits (raw), or after penalties, bans,"
+        " temperature and filters (processed); as log-probabilities or as logits. A prompt's and"
+        " those of a beam search are always raw_logprobs",
+    )
     threads: int | None = option(
         None, "CPU threads of each engine (default: the cores divided among the engines)", least=1
     )
@@ -205,9 +220,19 @@ class EngineConfig:
         " wait and why, and its time; without a value: text",
         bare="text",
     )
+    logits_processors: str | None = option(
+        None,
+        "logits processors of other packages, for requests whose vllm_xargs (in Python extra_args)"
+        " they use: MODULE:CLASS, divided by commas; installed ones are found by themselves",
+        metavar="NAMES",
+    )
     verify_weights: bool = option(
         False, "hash the weights again at the start, even if .baton-digests.json has their digests"
     )
+
+    def logprobs_of(self, vocab_size: int) -> int:
+        """The limit of --max-logprobs for a model."""
+        return vocab_size if self.max_logprobs == ALL_LOGPROBS else self.max_logprobs
 
     def engine_options(self) -> dict[str, Any]:
         """The EngineConfig fields of this record, as keyword arguments for another record."""

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence as Seq
 
+from baton_engine.core.beam_requests import BeamRequests
 from baton_engine.core.in_flight import InFlightStep
 from baton_engine.core.kv_chunks import register, take_filled
 from baton_engine.core.request_limits import RequestLimits
@@ -47,6 +48,7 @@ class ResultReader:
         self._pool = pool
         self._scheduler = scheduler
         self._requests = requests
+        self._beams = BeamRequests(scheduler, requests)
 
     def take(self, step: InFlightStep, results: Seq[RowResult], step_result: StepResult) -> None:
         """Apply one result per row of `step` and add what happened to `step_result`.
@@ -158,7 +160,9 @@ class ResultReader:
             run = (sequence.registered_spans, full)
             register(self._pool, sequence.blocks, sequence.hash_spans(full), run, self._layout)
             sequence.registered_spans = full
-        if sequence.state.report_filled:
+        state = sequence.state
+        # Most beams are dropped, and no later attempt looks for their KV.
+        if state.report_filled and not (state.beams is not None and state.prompt_done):
             step_result.filled += take_filled(sequence, begin, end, self._layout)
 
     def _report_progress(self, leader: Sequence, step_result: StepResult) -> None:
@@ -181,6 +185,9 @@ class ResultReader:
         has no continuation, the request fails."""
         if self._requests.states.get(state.request.id) is not state:
             return  # another choice failed in this step
+        if state.beams is not None:
+            self._beams.take(state, state.beams, choice, token, step_result)
+            return
         sequence = state.live.get(choice)
         starts = sequence is None
         if sequence is None:

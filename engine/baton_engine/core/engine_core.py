@@ -7,7 +7,7 @@ no clock, no torch.
 A request with n choices is n sequences that share the prompt's full blocks; the others copy its
 last one if it is partly filled. The leader (the first choice to run) computes the prompt. At the
 end of the prompt, one row of logits is sampled for every choice that has no token yet, and the
-other choices start from there.
+other choices start from there. With beam search, the sequences are beams (see `beam_requests`).
 
 With overlap, the engine launches a step before it reads the previous one. It reports, caches and
 counts only steps that it has read. If a sequence has ended in the meantime, its row is dropped.
@@ -25,6 +25,7 @@ import logging
 from collections import Counter
 from collections.abc import Sequence
 
+from baton_engine.config.request_processors import changes_for
 from baton_engine.config.scheduling_options import DEFAULT_SCHEDULING, SchedulingOptions
 from baton_engine.core.apply_results import ResultReader
 from baton_engine.core.in_flight import InFlightStep, InFlightSteps
@@ -41,6 +42,7 @@ from baton_engine.interface import (
     EngineInfo,
     Filled,
     KVMemory,
+    LogitsProcessor,
     Matcher,
     Reservation,
     Runner,
@@ -90,6 +92,7 @@ class EngineCore:
         drafter: DraftSource | None = None,
         scheduling: SchedulingOptions = DEFAULT_SCHEDULING,
         step_log: StepLog | None = None,
+        processors: Sequence[LogitsProcessor] = (),
     ) -> None:
         if runner.memory.layout != info.layout:
             raise ValueError(f"the runner's pool is {runner.memory.layout}, not {info.layout}")
@@ -101,6 +104,7 @@ class EngineCore:
         self.overlap = overlap
         self._runner = runner
         self._drafter = drafter
+        self._processors = processors
         self._step_log = step_log
         caching = scheduling.enable_prefix_caching
         self._pool = BlockPool(info.num_blocks, HostTier(host), info.layout, caching=caching)
@@ -197,6 +201,8 @@ class EngineCore:
         caller still owns the reservation.
         """
         self._limits.check(request)
+        request = self._limits.with_counts(request)
+        changes = changes_for(self._processors, request.params.extra_args)
         if (matcher is None) != (request.params.structured is None):
             raise ValueError(f"request {request.id}: a grammar and its matcher come together")
         if request.id in self._states:
@@ -217,8 +223,10 @@ class EngineCore:
                 prefill_only=prefill_only,
                 track=track,
                 report_filled=report_filled,
+                finished=finished,
+                changes=changes,
                 matcher=matcher,
-                speculates=self._drafter is not None and not prefill_only,
+                speculates=self._speculates(request, prefill_only),
             ),
             eos_ids=self.info.eos_ids,
             max_tokens=self._limits.max_tokens,
@@ -242,6 +250,8 @@ class EngineCore:
     ) -> dict[int, Complete | None]:
         """For each choice that is not `finished`: how it ended, or None if it goes on. Raises
         GrammarDeadEnd if it can do neither."""
+        if request.params.use_beam_search:  # its answers are known when it has run again
+            return {0: None} if len(finished) < request.params.n else {}
         try:
             return {
                 choice: self._limits.complete(request, choice, matcher)
@@ -252,15 +262,24 @@ class EngineCore:
             self._totals.grammar_dead_ends += 1
             raise
 
+    def _speculates(self, request: Request, prefill_only: bool) -> bool:
+        params = request.params
+        # Beams fork after each token, and a logits processor sees known tokens alone.
+        plain = not (params.use_beam_search or params.extra_args)
+        return self._drafter is not None and not prefill_only and plain
+
     # --- ending early ---------------------------------------------------------------------------
 
     def finish_choice(self, request: RequestId, choice: int) -> None:
-        """End one choice early, because a stop string was found. It reports no more tokens. If it
-        was the last choice, the next step's `finished` names the request. Ignores unknown ids."""
+        """End one choice early, because a stop string was found. It reports no more tokens. Of a
+        beam search, leave out this answer; the search goes on for the others. If it was the last
+        choice, the next step's `finished` names the request. Ignores unknown ids."""
         state = self._states.get(request)
         if state is None:
             return
-        if choice in state.pending:
+        if state.beams is not None:
+            self._requests.leave_out_answer(state, choice)
+        elif choice in state.pending:
             state.pending.remove(choice)
         elif choice in state.live:
             self._requests.end(state, choice)

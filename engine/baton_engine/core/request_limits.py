@@ -7,10 +7,13 @@ from __future__ import annotations
 
 from collections.abc import Collection
 
+import msgspec
+
 from baton_engine.interface import Complete, EngineInfo, Matcher
 from baton_engine.scheduling.stop_conditions import end_of
 from baton_protocol.errors import InvalidRequest, PromptTooLong
 from baton_protocol.request import Request
+from baton_protocol.sampling import ALL_LOGPROBS, check_message, logprobs_within
 
 
 class RequestLimits:
@@ -25,6 +28,7 @@ class RequestLimits:
     def __init__(self, info: EngineInfo) -> None:
         self.vocab_size = info.vocab_size
         self.eos_ids = info.eos_ids
+        self._max_logprobs = info.max_logprobs
         room = info.layout.tokens_in(info.num_blocks)
         self.max_tokens = min(info.max_model_len, room + 1)
 
@@ -32,6 +36,7 @@ class RequestLimits:
         """Raise InvalidRequest or PromptTooLong for a request that can never run here."""
         params, outputs, prompt = request.params, request.outputs, request.prompt_ids
         params.check()
+        self.with_counts(request)
         if not prompt:
             raise InvalidRequest("the prompt is empty; at least 1 token", param="prompt")
         if outputs and len(outputs) != params.n:
@@ -56,6 +61,21 @@ class RequestLimits:
                 f"prompt and outputs have {known} tokens; the limit is {self.max_tokens}",
                 param="prompt",
             )
+
+    def with_counts(self, request: Request) -> Request:
+        """The request with the numbers of logprobs that -1 stands for. Raise InvalidRequest for
+        more than the engine gives."""
+        params = request.params
+        counts = {
+            name: logprobs_within(name, value, self._max_logprobs, self.vocab_size)
+            for name in ("logprobs", "prompt_logprobs")
+            if (value := getattr(params, name)) is not None
+        }
+        if ALL_LOGPROBS in (params.logprobs, params.prompt_logprobs):
+            params = msgspec.structs.replace(params, **counts)
+            request = msgspec.structs.replace(request, params=params)
+        check_message(params)
+        return request
 
     def _check_ids(self, field: str, ids: Collection[int]) -> None:
         for id in (min(ids), max(ids)) if ids else ():

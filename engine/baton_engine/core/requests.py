@@ -86,6 +86,14 @@ class RunningRequests:
         if sequence is state.leader and not state.prompt_done:
             self.start_leader(state)
 
+    def leave_out_answer(self, state: RequestState, choice: int) -> None:
+        """Report no answer of this number. End the search if no other is wanted."""
+        state.finished = {*state.finished, choice}
+        if len(state.finished) == state.params.n:
+            state.pending.clear()
+            for beam in list(state.live):
+                self.end(state, beam)
+
     def forget(self, state: RequestState) -> None:
         """End all choices of a request, and forget it."""
         self.states.pop(state.request.id, None)

@@ -225,7 +225,10 @@ class InputBatch:
         now = [
             index
             for index, sample in enumerate(samples)
-            if sample.banned or sample.penalty_counts or sample.matcher is not None
+            if sample.banned
+            or sample.penalty_counts
+            or sample.matcher is not None
+            or sample.own is not None
         ]
         return sorted({*self._bound, *now}) if now else self._bound
 

@@ -24,6 +24,7 @@ import numpy as np
 import torch
 
 from baton_engine.attention.interface import AttentionBackend
+from baton_engine.config.engine_config import LogprobsMode
 from baton_engine.config.step_sizes import PROMPT_ROWS
 from baton_engine.errors import OutOfMemory
 from baton_engine.interface import ComputedStep, Launched, Row, RowResult, Sampled
@@ -60,6 +61,7 @@ class TorchRunner:
         """The default `forward` has no padding and no CUDA graphs."""
         self.memory = memory
         self.tap: HiddenTap | None = None
+        self.logprobs_mode: LogprobsMode = "raw_logprobs"
         self._model = model
         self._attention = attention
         self._device = memory.pool.device
@@ -139,6 +141,7 @@ class TorchRunner:
             self._model.ops.draw,
             changed=sampling.changed,
             asking=sampling.asking,
+            mode=self.logprobs_mode,
         )
 
     def _score_prompts(self, hidden_TD: torch.Tensor, step: StepInput) -> list[Logprobs]:

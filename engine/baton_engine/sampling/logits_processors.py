@@ -10,6 +10,7 @@ these changes, in this order:
     repetition     ids in prompt or outputs: logit / penalty if positive, else logit * penalty
     frequency      ids in the outputs: logit - penalty * count
     presence       ids in the outputs: logit - penalty
+    own            logits processors of other packages
 
 Biases, bans and penalties touch only the (sample, id) pairs that change.
 
@@ -45,6 +46,10 @@ def change_logits(logits_SV: torch.Tensor, samples: Sequence[Sample]) -> torch.T
     ]
     _penalise_repetition(logits_SV, seen)
     _penalise_outputs(logits_SV, seen)
+    for row, sample in enumerate(samples):
+        if sample.own is not None:
+            for change in sample.own.changes:
+                logits_SV[row] = change(logits_SV[row], sample.own.prompt, sample.own.outputs)
     return logits_SV
 
 

@@ -1,7 +1,6 @@
 """Logprobs for clients: of the token itself and of the most likely tokens.
 
-In: raw logits; logprobs are natural logarithms before temperature and all other parameters. Out:
-PositionLogprobs. They stay on the device until they are read.
+In: logits. Out: PositionLogprobs, natural logarithms. They stay on the device until they are read.
 Shapes: N positions, V vocabulary, K most likely tokens.
 """
 
@@ -50,14 +49,21 @@ class Logprobs:
 
 
 def logprobs_of(logits_NV: torch.Tensor, ids_N: torch.Tensor, most: int) -> Logprobs:
-    """Logprobs of `ids_N` and of the `most` most likely tokens. Logits are float32.
+    """Logprobs of `ids_N` and of the `most` most likely tokens. Logits are float32."""
+    return select(log_softmax(logits_NV), ids_N, most)
 
-    On CUDA, torch adds a row's elements in an order that depends on the row's address modulo 16
+
+def select(score_NV: torch.Tensor, ids_N: torch.Tensor, most: int) -> Logprobs:
+    """The scores of `ids_N` and of the `most` most likely tokens, as if they were logprobs."""
+    own_N1 = score_NV.gather(1, ids_N[:, None])
+    rank_N = (score_NV > own_N1).sum(dim=-1) + 1
+    best = score_NV.topk(min(most, score_NV.shape[1]), dim=-1)
+    return Logprobs(own_N1[:, 0], rank_N, best.values, best.indices)
+
+
+def log_softmax(logits_NV: torch.Tensor) -> torch.Tensor:
+    """On CUDA, torch adds a row's elements in an order that depends on the row's address modulo 16
     bytes, so rows are padded to whole multiples of it."""
     vocab = logits_NV.shape[1]
     padded_NV = F.pad(logits_NV, (0, -vocab % 4), value=-torch.inf) if vocab % 4 else logits_NV
-    logprob_NV = padded_NV.log_softmax(dim=-1)[:, :vocab]
-    own_N1 = logprob_NV.gather(1, ids_N[:, None])
-    rank_N = (logprob_NV > own_N1).sum(dim=-1) + 1
-    best = logprob_NV.topk(min(most, vocab), dim=-1)
-    return Logprobs(own_N1[:, 0], rank_N, best.values, best.indices)
+    return padded_NV.log_softmax(dim=-1)[:, :vocab]

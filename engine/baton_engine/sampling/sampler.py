@@ -3,10 +3,11 @@
 In: logits of the sampled rows in float32, and the requests' parameters. Out: one Sampled per
 sample; ids and logprobs stay on the device until they are read.
 
-Logprobs come from the raw logits. For sampling, the logits are first changed as the request asks
-(see `logits_processors`). A greedy sample then takes the largest logit. Any other sample applies
-temperature, min-p, top-k and top-p, adds Gumbel noise (see `gumbel`), and takes the largest. A
-sample depends only on its own row of logits, never on other rows.
+Logprobs come from the raw logits, unless --logprobs-mode says otherwise. For sampling, the logits
+are first changed as the request asks (see `logits_processors`). A greedy sample then takes the
+largest logit. Any other sample applies temperature, min-p, top-k and top-p, adds Gumbel noise (see
+`gumbel`), and takes the largest. A sample depends only on its own row of logits, never on other
+rows.
 
 Shapes: R rows of logits, S samples (several choices may share a row), Q non-greedy samples,
 V vocabulary, C candidates of top-k or top-p, N samples that ask for logprobs.
@@ -20,11 +21,12 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 
+from baton_engine.config.engine_config import LogprobsMode
 from baton_engine.interface import Sample, Sampled
 from baton_engine.kv.staging import stage
 from baton_engine.sampling.gumbel import gumbel
 from baton_engine.sampling.logits_processors import change_logits
-from baton_engine.sampling.logprobs import Logprobs, logprobs_of
+from baton_engine.sampling.logprobs import Logprobs, log_softmax, select
 from baton_engine.sampling.metadata import (
     ALL_MASS,
     KEY_A,
@@ -110,22 +112,65 @@ def choose(
     *,
     changed: Sequence[int],
     asking: Mapping[int, int],
+    mode: LogprobsMode = "raw_logprobs",
 ) -> ChosenTokens:
     """Sample one token per sample without waiting for the device. Overwrites the logits, float32
     [S, V]. `changed` are the samples that change logits, and `asking` maps those that want logprobs
     to the number of most likely tokens."""
     device = logits_SV.device
+    score_NV = None
     if asking:
-        places_N = stage(np.array(list(asking)), device)
-        raw_NV = logits_SV[places_N]
+        asking_N = np.array(list(asking))
+        places_N = stage(asking_N, device)
+        if not mode.startswith("processed") or _has_beams(samples, asking):
+            score_NV = logits_SV[places_N]
     if changed:
         changed_N = stage(np.array(changed), device)
         changing = [samples[index] for index in changed]
         logits_SV[changed_N] = change_logits(logits_SV[changed_N], changing)
+    processed_NV = None
+    if asking and mode.startswith("processed"):
+        processed_NV = _processed(logits_SV[places_N], draws.host_6S[:, asking_N])
     ids_S = draw(logits_SV, draws)
     if not asking:
         return ChosenTokens(ids_S, asking, None)
-    return ChosenTokens(ids_S, asking, logprobs_of(raw_NV, ids_S[places_N], max(asking.values())))
+    if mode == "raw_logprobs":
+        assert score_NV is not None
+        score_NV = log_softmax(score_NV)
+    else:
+        beams = [row for row, index in enumerate(asking) if samples[index].params.use_beam_search]
+        score_NV = _scores(mode, score_NV, processed_NV, stage(np.array(beams, np.int64), device))
+    return ChosenTokens(ids_S, asking, select(score_NV, ids_S[places_N], max(asking.values())))
+
+
+def _has_beams(samples: Sequence[Sample], asking: Mapping[int, int]) -> bool:
+    return any(samples[index].params.use_beam_search for index in asking)
+
+
+def _processed(logits_NV: torch.Tensor, columns_6N: Columns) -> torch.Tensor:
+    """Changed logits [N, V] after temperature and filters; greedy samples have neither."""
+    drawn_Q = np.flatnonzero(columns_6N[TEMPERATURE])
+    if len(drawn_Q):
+        index_Q = stage(drawn_Q, logits_NV.device)
+        logits_NV[index_Q] = shape_logits(logits_NV[index_Q], columns_6N[:, drawn_Q])
+    return logits_NV
+
+
+def _scores(
+    mode: LogprobsMode,
+    raw_NV: torch.Tensor | None,
+    processed_NV: torch.Tensor | None,
+    beams_B: torch.Tensor,
+) -> torch.Tensor:
+    """What this mode gives as logprobs, [N, V]. The rows `beams_B` are of beams, whose scores are
+    always the raw logprobs."""
+    logits_NV = raw_NV if processed_NV is None else processed_NV
+    assert logits_NV is not None
+    score_NV = log_softmax(logits_NV) if mode == "processed_logprobs" else logits_NV
+    if raw_NV is not None and len(beams_B):
+        score_NV = score_NV.clone()
+        score_NV[beams_B] = log_softmax(raw_NV[beams_B])
+    return score_NV
 
 
 def shape_logits(logits_QV: torch.Tensor, columns_6Q: Columns) -> torch.Tensor:

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence as Seq
 
-from baton_engine.interface import EngineInfo, PenaltyCounts, PromptAsk, Row, Sample
+from baton_engine.interface import EngineInfo, OwnChanges, PenaltyCounts, PromptAsk, Row, Sample
 from baton_engine.scheduling.scheduler import Piece
 from baton_engine.scheduling.sequence import Sequence
 from baton_protocol.sampling import MAX_BAD_WORD_IDS
@@ -83,6 +83,10 @@ def _samples(sequence: Sequence, known: int, info: EngineInfo) -> tuple[Sample, 
         vocab_size=info.vocab_size,
         matcher=sequence.matcher,
     )
+    own = None
+    if state.changes:
+        prompt = state.request.prompt_ids
+        own = OwnChanges(state.changes, prompt, tuple(sequence.tokens[len(prompt) :]))
     return tuple(
         Sample(
             choice,
@@ -92,6 +96,7 @@ def _samples(sequence: Sequence, known: int, info: EngineInfo) -> tuple[Sample, 
             sequence.penalty_counts,
             state.listed,
             sequence.matcher,
+            own,
         )
         for choice in state.choices_with(sequence)
     )

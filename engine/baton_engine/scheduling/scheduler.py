@@ -23,8 +23,14 @@ waiting or running.
 A step may be scheduled ahead, while the previous step is in flight. A sequence whose next token
 that step samples counts as having the token. Two kinds of sequences are left out: those whose next
 row depends on the token's value, and those that end with it. One token of budget is reserved for
-each. Scheduling ahead never preempts, because rows in flight use the blocks. If a block is missing,
-the schedule is empty, and the next step is scheduled after the one in flight is read.
+each, and for each beam that waits for others. Scheduling ahead never preempts, because rows in
+flight use the blocks. If a block is missing, the schedule is empty, and the next step is scheduled
+after the one in flight is read.
+
+A beam that waits for the request's other beams (see Sequence.idle) computes nothing. Its KV is not
+needed until they have their tokens, so it is preempted for a waiting sequence if nothing else runs.
+A fork of a beam shares the beam's full blocks and copies the last one, if these are still there;
+otherwise it is admitted like any other sequence.
 
 If the device lacks memory for a step, shrink() lowers the limits of the next ones (see
 `step_limits`): first prompts get fewer tokens, then the youngest running sequence is preempted.
@@ -68,7 +74,8 @@ class Piece(msgspec.Struct, frozen=True, gc=False):
 
 @dataclass(frozen=True, slots=True)
 class TailCopy:
-    """Copy the blocks of the prompt's tail to a choice that has `found` tokens without it."""
+    """Copy the blocks of a prompt's or beam's tail to a sequence that has `found` tokens without
+    it."""
 
     sequence: Sequence
     found: int
@@ -138,11 +145,17 @@ class Scheduler:
         if sequence.running:
             self.running.remove(sequence)
             sequence.running = False
-        else:
+        elif not sequence.idle:  # otherwise it was preempted
             self.waiting.remove(sequence)
             if sequence.blocks:
                 self._holding.remove(sequence)
         return sequence.clear_blocks()
+
+    def resume(self, sequence: Sequence) -> None:
+        """A beam has its next token, or is new."""
+        sequence.idle = False
+        if not sequence.running:
+            self.add(sequence)
 
     def end(self, sequence: Sequence) -> list[BlockId]:
         """Same as remove(), for a sequence that has ended."""
@@ -193,7 +206,8 @@ class Scheduler:
         if self.preemptions == before:
             self._schedule_waiting(pieces, budget, prompts)
             while not (pieces or ahead) and self._clear_the_way():
-                self._schedule_waiting(pieces, budget, prompts)
+                room = max(0, self.limits.tokens - len(self.running))
+                self._schedule_waiting(pieces, room, prompts)
         if not ahead:
             self.starved = self.preemptions > before or (self._blocked and not pieces)
         return pieces
@@ -211,6 +225,9 @@ class Scheduler:
         # the limit may be lower since then.
         budget = max(self.limits.tokens, len(self.running))
         for sequence in tuple(self.running):
+            if sequence.idle:
+                budget -= 1
+                continue
             known = len(sequence.tokens)
             if sequence.awaited_sample >= 0:
                 known += 1
@@ -325,6 +342,8 @@ class Scheduler:
         """Give a waiting sequence blocks for all its known tokens, cached blocks first, and run it.
         Returns False, without any effect, if the blocks are not free."""
         size, held = self._block_size, sequence.blocks
+        if self._admit_fork(sequence):
+            return True
         hashes: Seq[BlockHash] = () if held else self._findable(sequence)
         new = blocks_for(sequence.known, size) - len(held) // self._groups
         taken = self._pool.take(new, hashes, spare=0 if held else self.spare)
@@ -342,9 +361,37 @@ class Scheduler:
             sequence.state.record_sources(
                 sequence, cached=[(0, cached)], host=[(cached, cached_or_loaded)]
             )
+        self._run(sequence)
+        return True
+
+    def _run(self, sequence: Sequence) -> None:
         self.waiting.remove(sequence)
+        sequence.forked_from = None
         sequence.running, sequence.blocks_id = True, next(self._blocks_ids)
         insort(self.running, sequence, key=_order)
+
+    def _admit_fork(self, sequence: Sequence) -> bool:
+        """Run a fork of a beam: share the beam's full blocks, copy the last one if it is partly
+        filled, and take blocks for the fork's own token. Returns False, without any effect, unless
+        the beam still has these blocks and new ones are free."""
+        parent, computed = sequence.forked_from, sequence.known - 1
+        if parent is None or parent.computed < computed or not self._pool.fits(self._groups):
+            return False
+        full, groups = computed // self._block_size, self._groups
+        layout = sequence.state.layout
+        seen_from = layout.first_complete(computed // layout.chunk_tokens) * layout.chunk_blocks
+        sources = parent.blocks[full * groups : (full + 1) * groups]
+        if parent.released_spans > seen_from or 0 in sources:
+            return False  # a window has left blocks that the fork sees
+        shared = parent.blocks[: full * groups]
+        self._pool.touch(id for id in shared if id)
+        targets = self._pool.allocate(groups)
+        sequence.set_blocks([*shared, *targets], [(0, computed)])
+        sequence.released_spans = parent.released_spans
+        if computed % self._block_size:
+            found = full * self._block_size
+            self.copies.append(TailCopy(sequence, found, sources, targets))
+        self._run(sequence)
         return True
 
     def _copy_tail(self, sequence: Sequence, blocks: Seq[BlockId], found: int) -> int:
@@ -370,12 +417,17 @@ class Scheduler:
         self.copies = []
 
     def _clear_the_way(self) -> bool:
-        """Preempt the youngest waiting sequence that holds blocks, in favour of the oldest waiting
-        one. Waiting sequences can hold the blocks that each other needs, and then nothing runs.
-        Returns False if there is no sequence to preempt."""
-        if not self._blocked or not self._holding or self._holding[-1] is self.waiting[0]:
+        """Preempt the youngest waiting sequence that holds blocks, or else the youngest beam that
+        waits for others, in favour of the oldest waiting one. Waiting sequences can hold the blocks
+        that each other needs, and then nothing runs. Returns False if there is no sequence to
+        preempt."""
+        if self._blocked and self._holding and self._holding[-1] is not self.waiting[0]:
+            victim = self._holding[-1]
+        elif self.waiting and self.running and self.running[-1].idle:
+            victim = self.running[-1]  # all are idle if nothing runs
+        else:
             return False
-        self._preempt(self._holding[-1])
+        self._preempt(victim)
         self._blocked = False
         return True
 
@@ -411,4 +463,5 @@ class Scheduler:
         self._pool.release(self.remove(victim))
         self.preemptions += 1
         self.preempted.append(victim)
-        self.add(victim)
+        if not victim.idle:
+            self.add(victim)

@@ -16,8 +16,16 @@ from collections.abc import Iterable
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass
 
-from baton_engine.interface import PADDING, ListedIds, Matcher, PenaltyCounts, PromptUse
+from baton_engine.interface import (
+    PADDING,
+    ChangeLogits,
+    ListedIds,
+    Matcher,
+    PenaltyCounts,
+    PromptUse,
+)
 from baton_engine.scheduling.acceptance import Acceptance
+from baton_engine.scheduling.beam_search import LiveBeams
 from baton_engine.scheduling.ranges import Run, total, within
 from baton_engine.scheduling.stop_conditions import BannedTokens
 from baton_protocol.hashing import block_hasher
@@ -46,8 +54,8 @@ def drop_windowed(blocks: list[BlockId], spans: Iterable[int], layout: KVLayout)
 
 def given_ids(request: Request) -> tuple[int, ...]:
     """Tokens that every choice of a request knows on arrival: the prompt, and with n = 1 also the
-    outputs."""
-    if request.params.n == 1 and request.outputs:
+    outputs. A beam search knows the prompt only."""
+    if request.params.n == 1 and request.outputs and not request.params.use_beam_search:
         return request.prompt_ids + request.outputs[0]
     return request.prompt_ids
 
@@ -72,6 +80,10 @@ class Sequence:
     request, choice); `order` is the scheduler's. `penalty_counts` is None without a
     penalty, `matcher` (the state of the grammar after all outputs) without a grammar. `acceptance`
     says how often drafts were right, and is None in an engine without drafts.
+
+    A beam is `idle` from the sample of its next tokens until those of the request's other beams: it
+    computes nothing, and if it is preempted it waits in no queue. A beam that was forked from
+    another one shares its blocks (see Scheduler) while `forked_from` has them.
     """
 
     __slots__ = (
@@ -83,7 +95,9 @@ class Sequence:
         "capacity",
         "choice",
         "computed",
+        "forked_from",
         "hashes",
+        "idle",
         "key",
         "landed_runs",
         "last_step",
@@ -115,7 +129,8 @@ class Sequence:
         self.registered_spans = self.released_spans = self.reported_chunks = 0
         self.last_step = self.blocks_id = 0
         self.awaited_sample = -1
-        self.running = self.takes_short_path = False
+        self.running = self.takes_short_path = self.idle = False
+        self.forked_from: Sequence | None = None
         self.max_len = state.max_len
         if state.prefill_only:
             self.max_len = min(self.max_len, len(self.tokens) + 1)
@@ -132,6 +147,16 @@ class Sequence:
             self.matcher = state.matcher.copy()
             self.matcher.accept(state.outputs_of(choice))
         self.set_launch_limit()
+
+    @classmethod
+    def fork(cls, parent: Sequence, choice: int, id: int) -> Sequence:
+        """A beam that continues another one with this token, under the number `choice`."""
+        sequence = cls(parent.state, choice)
+        sequence.tokens = [*parent.tokens, id]
+        sequence.hashes = parent.hashes.copy()
+        sequence.reported_chunks = parent.reported_chunks
+        sequence.forked_from = parent
+        return sequence
 
     def append_token(self, id: int) -> None:
         """The choice has a new token."""
@@ -270,6 +295,8 @@ class Submission:
     prefill_only: bool = False
     track: bool = False
     report_filled: bool = False
+    finished: Seq[int] = ()
+    changes: tuple[ChangeLogits, ...] = ()  # of other packages' logits processors
     matcher: Matcher | None = None
     speculates: bool = False  # whether its sequences may get drafts
 
@@ -295,7 +322,7 @@ class RequestState:
         max_tokens: int = sys.maxsize,
     ) -> None:
         self.request = request
-        self.params = params = request.params
+        params = request.params
         self.arrival = arrival
         self.root = naming.root
         self.given_hashes = given_hashes
@@ -306,6 +333,8 @@ class RequestState:
         self.prefill_only = submission.prefill_only
         self.track = submission.track
         self.report_filled = submission.report_filled
+        self.finished = set(submission.finished)  # choices that are not run or reported
+        self.changes = submission.changes
         self.speculates = submission.speculates
         self.matcher = submission.matcher  # at the start of the grammar
         # Whether blocks stay referenced until the step after the request's end.
@@ -323,8 +352,18 @@ class RequestState:
         # A choice ends at `max_len` tokens (prompt and outputs), and may end with an id in `stops`.
         self.max_len = min(self.prompt_len + params.max_tokens, max_tokens)
         self.stops = frozenset((*(() if params.ignore_eos else eos_ids), *params.stop_token_ids))
+        self.beams: LiveBeams | None = None
+        if params.use_beam_search:
+            longest = self.max_len - self.prompt_len
+            self.beams = LiveBeams(params, self.stops, eos_ids=eos_ids, max_length=longest)
+            params = self.beams.sampling
+        self.params = params  # what its samples ask for
         self.looks_at_tokens = (
-            params.penalized or bool(params.bad_words) or self.matcher is not None
+            params.penalized
+            or bool(params.bad_words)
+            or self.matcher is not None
+            or self.beams is not None
+            or bool(self.changes)
         )
         # An array, so that the runner copies it in each step without a conversion.
         self.distinct_prompt = array("q")
@@ -357,9 +396,9 @@ class RequestState:
         self._prompt_logprobs[start:] = logprobs
 
     def outputs_of(self, choice: int) -> tuple[int, ...]:
-        """Output ids that the choice had when the request arrived."""
+        """Output ids that the choice had when the request arrived; of a beam none."""
         outputs = self.request.outputs
-        return outputs[choice] if outputs else ()
+        return outputs[choice] if outputs and self.beams is None else ()
 
     def choices_with(self, sequence: Sequence) -> list[int]:
         """Choices whose next token is sampled from the last row of `sequence`. For the leader at

@@ -31,6 +31,7 @@ from baton_engine.speculation.build import make_drafter
 from baton_protocol.fingerprint import TensorDigest, fingerprint
 from baton_protocol.ids import Fingerprint
 from baton_protocol.layout import ITEM_BYTES, KVGroup, KVLayout, default_chunk_blocks
+from baton_protocol.sampling import ALL_LOGPROBS, MAX_LOGPROBS
 
 # Part of the fingerprint. Change it whenever the same tokens get different KV bytes.
 FORMULA = "sim/1"
@@ -83,6 +84,7 @@ class SimSettings(SimConfig):
     max_model_len: int = 8192  # tokens; never more than the pool holds
     max_batched_tokens: int = DEFAULT_BATCHED_TOKENS  # per step
     max_num_seqs: int = DEFAULT_SEQS
+    max_logprobs: int = MAX_LOGPROBS
     overcommit: bool = False  # skip the check that the sizes fit this machine's memory
     overlap: bool = False  # launch a step before the previous one is read
     speculative_config: str | None = None  # see EngineConfig
@@ -117,6 +119,7 @@ class SimSettings(SimConfig):
             host_kv_memory=config.host_kv_memory,
             max_batched_tokens=limits.tokens,
             max_num_seqs=limits.seqs,
+            max_logprobs=config.max_logprobs,
             overcommit=config.overcommit,
             overlap=config.overlap == "on",
             speculative_config=config.speculative_config,
@@ -217,6 +220,9 @@ def build_sim(
         ),
         max_batched_tokens=settings.max_batched_tokens,
         max_num_seqs=settings.max_num_seqs,
+        max_logprobs=(
+            settings.vocab_size if settings.max_logprobs == ALL_LOGPROBS else settings.max_logprobs
+        ),
         vocab_size=settings.vocab_size,
         eos_ids=settings.eos_ids,
         # Its arithmetic is on integers modulo 2^64: no order of steps, rows or sums changes a bit.

@@ -85,6 +85,7 @@ class Identity:
             model_made=self.model_made,
             exact=info.exact,
             weights=info.weights,
+            max_logprobs=info.max_logprobs,
             **newest,
         )
 

@@ -112,8 +112,12 @@ class RequestStream:
 
     @property
     def is_answered(self) -> bool:
-        """True for a prefill job when each choice has its first token."""
-        return self.prefill and len(self.firsts) == self.request.params.n
+        """True for a prefill job when each choice has its first token; with beam search, when the
+        prompt is computed: the decode node begins the search."""
+        params = self.request.params
+        if params.use_beam_search:
+            return self.prefill and self.stats is not None
+        return self.prefill and len(self.firsts) == params.n
 
     def prefill_done(self) -> PrefillDone:
         choices = tuple(self.firsts[choice] for choice in sorted(self.firsts))

@@ -179,6 +179,8 @@ class RequestTable:
                 live.stats = prompted.stats
                 live.prompt_logprobs = add_token_texts(self._tokenizer, prompted.logprobs)
                 self._metrics.observe_prompt(prompted.stats)
+                if live.is_answered:
+                    self._answer(live)
         for drafts in step.drafts:
             if (live := self._get(drafts.request, drafts.attempt)) is not None:
                 live.add_drafts(drafts)

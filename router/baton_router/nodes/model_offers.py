@@ -34,6 +34,7 @@ class Serving:
     name: str
     max_model_len: int
     vocab_size: int
+    max_logprobs: int
     sample: NodeReport
     weight: int
     made: int = 0
@@ -129,6 +130,7 @@ class ModelOffers:
             name=names[0],
             max_model_len=min(report.max_model_len for report in reports),
             vocab_size=reports[0].vocab_size,
+            max_logprobs=min(report.max_logprobs for report in reports),
             sample=reports[0],
             weight=sum(report.role == "decode" for report in reports) or len(reports),
             made=min((made for report in reports if (made := report.model_made)), default=0),

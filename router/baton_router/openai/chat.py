@@ -45,7 +45,7 @@ from baton_router.openai.choice_output import ChoiceOutput, prompt_positions
 from baton_router.openai.fields.chat import ChatFields
 from baton_router.openai.fields.table import gives, read_fields
 from baton_router.openai.json_body import decode_object
-from baton_router.openai.logprobs import chat_logprobs, prompt_logprobs
+from baton_router.openai.logprobs import chat_logprobs, prompt_logprobs, shown_logprobs
 from baton_router.openai.reasoning import RequestedReasoning, requested_reasoning
 from baton_router.openai.sampling import limit_field, sampling_values
 from baton_router.openai.stream_usage import StreamUsage
@@ -173,8 +173,8 @@ class ChatShape:
         self._ids = call.options.return_token_ids
         self._names_are_ids = call.options.token_id_names
         self._echoed = call.echoed
-        self._logprobs: int | None = call.sampling.get("logprobs")
-        self._prompt_logprobs: int | None = call.sampling.get("prompt_logprobs")
+        self._logprobs = shown_logprobs(call.sampling.get("logprobs"))
+        self._prompt_logprobs = shown_logprobs(call.sampling.get("prompt_logprobs"))
         self._prompt_ids = prompt_ids
         self._begun: set[int] = set()
         counts = [len(prompt_ids)] * int(call.sampling.get("n", 1))

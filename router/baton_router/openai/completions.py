@@ -5,7 +5,8 @@ prompt is a request, and choices are numbered prompt * n + choice. Out: `text_co
 With `echo`, a choice's text (in a stream, its first chunk's) starts with the prompt, and its
 logprobs with the prompt's. With `return_token_ids`, each choice (in a stream, its first chunk) has
 `prompt_token_ids`, and each choice or chunk `token_ids`. With `prompt_logprobs`, each choice has
-those. All three are null if the client did not ask for them, as in vLLM.
+those. All three are null if the client did not ask for them, as in vLLM. With `best_of` above n, an
+answer shows the n choices whose logprobs have the largest sums.
 
 A token's `text_offset` depends only on the ids, not on nodes or deltas. Text after a stop string is
 cut off. In an answer in one piece, the tokens there get the offset of the text's end; a stream,
@@ -43,7 +44,7 @@ from baton_router.openai.choice_output import ChoiceOutput, prompt_positions
 from baton_router.openai.fields.completions import CompletionFields
 from baton_router.openai.fields.table import gives, read_fields
 from baton_router.openai.json_body import decode_object
-from baton_router.openai.logprobs import completion_logprobs, prompt_logprobs
+from baton_router.openai.logprobs import completion_logprobs, prompt_logprobs, shown_logprobs
 from baton_router.openai.sampling import limit_field, sampling_values
 from baton_router.openai.stream_usage import StreamUsage
 from baton_router.openai.structured_output import RequestedGrammar
@@ -86,8 +87,9 @@ class Echo:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CompletionCall:
-    """A parsed completion body. `prompt_logprobs` is the client's own value; `echo` with `logprobs`
-    may raise the one in `sampling`."""
+    """A parsed completion body. `logprobs` and `prompt_logprobs` are the client's own values;
+    `echo` with `logprobs` may raise the latter in `sampling`. `shown` is the number of choices that
+    the answer shows of each prompt, None for all."""
 
     options: Options
     sampling: Json
@@ -96,7 +98,9 @@ class CompletionCall:
     grammar: RequestedGrammar | None
     given: list[Prompt]
     echo: bool
+    logprobs: int | None
     prompt_logprobs: int | None
+    shown: int | None
     truncation: Truncation | None
     priority: int
     names: Mapping[str, str]
@@ -121,9 +125,15 @@ class CompletionCall:
         requested, logprobs = fields.prompt_logprobs, fields.logprobs
         if logprobs is not None:
             sampling["logprobs"] = logprobs
-            if fields.echo and (requested is None or requested < logprobs):
+            if fields.echo and (
+                requested is None or shown_logprobs(requested) < shown_logprobs(logprobs)
+            ):
                 sampling["prompt_logprobs"] = logprobs
                 names["prompt_logprobs"] = "logprobs"
+        shown = None
+        if fields.best_of is not None and fields.best_of > (fields.n or 1):
+            shown, sampling["n"] = fields.n or 1, fields.best_of
+            sampling.setdefault("logprobs", 0)  # their sums decide
         special = fields.add_special_tokens
         return cls(
             options=Options.from_fields(fields, generates=generates),
@@ -136,7 +146,9 @@ class CompletionCall:
                 for prompt in fields.prompt
             ],
             echo=fields.echo,
-            prompt_logprobs=requested,
+            logprobs=shown_logprobs(logprobs),
+            prompt_logprobs=shown_logprobs(requested),
+            shown=shown,
             truncation=Truncation.from_fields(fields),
             priority=fields.priority or 0,
             names=names,
@@ -192,7 +204,8 @@ class CompletionShape:
         options, sampling = call.options, call.sampling
         self._common = common
         self._n: int = sampling.get("n", 1)
-        self._logprobs: int | None = sampling.get("logprobs")
+        self._shown = self._n if call.shown is None else call.shown
+        self._logprobs = call.logprobs
         self._prompt_logprobs = call.prompt_logprobs
         self._skip_special: bool = sampling["skip_special_tokens"]
         self._has_text: bool = sampling["detokenize"]
@@ -248,7 +261,10 @@ class CompletionShape:
         for start in range(0, len(choices), self._n):
             mine = choices[start : start + self._n]
             scores = prompt_positions(mine)
-            shown += [self._choice(start + i, choice, scores) for i, choice in enumerate(mine)]
+            for index in self._best(mine):
+                choice = self._choice(start + index, mine[index], scores)
+                choice.index = len(shown)
+                shown.append(choice)
         answer = Completion(
             **self._common.shared(),
             object="text_completion",
@@ -256,6 +272,13 @@ class CompletionShape:
             usage=usage,
         )
         return msgspec.json.encode(answer)
+
+    def _best(self, choices: Sequence[ChoiceOutput]) -> Sequence[int]:
+        """The indexes of the choices to show, of one prompt's."""
+        if self._shown == len(choices):
+            return range(len(choices))
+        sums = [sum(each.sampled.logprob for each in choice.logprobs) for choice in choices]
+        return sorted(range(len(choices)), key=lambda index: -sums[index])[: self._shown]
 
     def _choice(self, index: int, choice: ChoiceOutput, scores: Positions) -> CompletionChoice:
         echo = self._echo(index)

@@ -8,8 +8,10 @@ because nothing precedes it; its entry is null.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import overload
 
 from baton_protocol.request import PositionLogprobs, TokenLogprob
+from baton_protocol.sampling import ALL_LOGPROBS, MOST_LOGPROBS
 from baton_router.openai.answers import (
     ChatLogprobs,
     ChatPosition,
@@ -115,3 +117,14 @@ def prompt_logprobs(positions: Sequence[PositionLogprobs], top: int) -> PromptLo
 
 def _ranked(token: TokenLogprob) -> RankedToken:
     return RankedToken(logprob=_value(token), rank=token.rank, decoded_token=token.text)
+
+
+@overload
+def shown_logprobs(requested: int) -> int: ...
+@overload
+def shown_logprobs(requested: None) -> None: ...
+@overload
+def shown_logprobs(requested: int | None) -> int | None: ...
+def shown_logprobs(requested: int | None) -> int | None:
+    """How many likely tokens an answer shows at most, of those that the nodes sent."""
+    return MOST_LOGPROBS if requested == ALL_LOGPROBS else requested

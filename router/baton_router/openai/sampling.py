@@ -11,7 +11,12 @@ from collections.abc import Mapping
 from typing import Any
 
 from baton_protocol.errors import InvalidRequest, PromptTooLong
-from baton_protocol.sampling import MAX_PROMPT_CANDIDATES, SamplingParams
+from baton_protocol.sampling import (
+    MAX_PROMPT_CANDIDATES,
+    SamplingParams,
+    check_message,
+    logprobs_within,
+)
 from baton_router.openai.fields.generation import GenerationFields
 
 Json = dict[str, Any]
@@ -37,6 +42,8 @@ def sampling_values(fields: GenerationFields) -> Json:
     """Keyword arguments for SamplingParams, as far as the fields give them; `complete` adds the
     model's defaults and limits."""
     given = {name: value for name, value in vars(fields).items() if name in PARAMETERS}
+    if fields.vllm_xargs:
+        given["extra_args"] = fields.vllm_xargs
     limit = getattr(fields, limit_field(fields))
     return _likeliest(_DEFAULTS | given | ({} if limit is None else {"max_tokens": limit}))
 
@@ -47,6 +54,19 @@ def _likeliest(sampling: Json) -> Json:
     if sampling.get("top_p") != 0:
         return sampling
     return sampling | {"top_p": 1.0, "temperature": 0.0}
+
+
+def with_counts(
+    sampling: Mapping[str, Any], most: int, vocab_size: int, names: Mapping[str, str]
+) -> Mapping[str, Any]:
+    """The sampling with the numbers of logprobs that -1 stands for. Raise InvalidRequest for more
+    than `most`, the limit of the nodes."""
+    counts = {
+        name: logprobs_within(names.get(name, name), sampling[name], most, vocab_size)
+        for name in ("logprobs", "prompt_logprobs")
+        if sampling.get(name) is not None
+    }
+    return {**sampling, **counts}
 
 
 def check_scores(sampling: Mapping[str, Any], prompt_tokens: int, names: Mapping[str, str]) -> None:
@@ -102,9 +122,11 @@ def complete(
             f"{prompt_tokens + wanted}; ask for at most {room}",
             param=tokens_field,
         )
-    given = {name: defaults[name] for name in DEFAULTED if name in defaults} | dict(sampling)
+    applied = () if sampling.get("use_beam_search") else DEFAULTED  # a beam search draws nothing
+    given = {name: defaults[name] for name in applied if name in defaults} | dict(sampling)
     if wanted is None:
         given["max_tokens"] = room if default_max_tokens is None else min(default_max_tokens, room)
     params = SamplingParams(**_likeliest(given))
     params.check()
+    check_message(params)
     return params

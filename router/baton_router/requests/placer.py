@@ -10,7 +10,7 @@ import random
 from collections.abc import Sequence
 from dataclasses import replace
 
-from baton_protocol import STRUCTURED_SINCE
+from baton_protocol import BEAMS_SINCE, EXTRA_ARGS_SINCE, STRUCTURED_SINCE
 from baton_protocol.ids import BlockHash, Epoch, NodeId
 from baton_protocol.store import Exact, Kind, differing, exact_together
 from baton_router.nodes.marker_lookup import MarkerLookup
@@ -86,28 +86,24 @@ class Placer:
             reads_no_cache=record.reads_no_cache,
         )
         refused = {node for node, until in request.refused.items() if until > now}
-        if record.request.params.structured is not None:
-            refused |= self._nodes_without_grammars(request.prepared.kind)
+        refused |= self._older_nodes(request)
         groups = self.view.groups(chunks, request.prepared.kind, refused)
         self._turn += 1
         return place(facts, groups["prefill"], groups["decode"], policy, self._rng, self._turn)
 
-    def _nodes_without_grammars(self, kind: Kind) -> set[NodeId]:
-        """Nodes whose protocol predates structured output; they would ignore the grammar."""
-        ready = (view.report for view in self.view.ready(kind))
-        return {report.node for report in ready if report.protocol < STRUCTURED_SINCE}
+    def _older_nodes(self, request: InFlightRequest) -> set[NodeId]:
+        """Nodes whose protocol predates a parameter of the request; they would ignore it."""
+        _, since = _newest_need(request)
+        ready = (view.report for view in self.view.ready(request.prepared.kind)) if since else ()
+        return {report.node for report in ready if report.protocol < since}
 
     def missing_version(self, request: InFlightRequest) -> str:
         """Name the ready nodes whose protocol is too old for the request; "" if none is."""
-        if request.record.request.params.structured is None:
-            return ""
-        older = self._nodes_without_grammars(request.prepared.kind)
+        older = self._older_nodes(request)
         if not older:
             return ""
-        return (
-            f"; {', '.join(sorted(older))} cannot run it: structured output needs protocol "
-            f"version {STRUCTURED_SINCE}"
-        )
+        what, since = _newest_need(request)
+        return f"; {', '.join(sorted(older))} cannot run it: {what} needs protocol version {since}"
 
     def of_other_kinds(self, request: InFlightRequest) -> str:
         """Name ready nodes that may not take the request because they are of another kind, and what
@@ -156,3 +152,15 @@ class Placer:
             self.view.release(placement.decode, request.id)
             if placement.prefill is not None:
                 self.view.release(placement.prefill, request.id)
+
+
+def _newest_need(request: InFlightRequest) -> tuple[str, int]:
+    """The parameter that needs the newest protocol, and its version; 0 if every node knows all."""
+    params = request.record.request.params
+    if params.use_beam_search:
+        return "beam search", BEAMS_SINCE
+    if params.extra_args:
+        return "vllm_xargs", EXTRA_ARGS_SINCE
+    if params.structured is not None:
+        return "structured output", STRUCTURED_SINCE
+    return "", 0

@@ -420,6 +420,8 @@ class RequestRecord:
         return actions
 
     def _answers_each_choice(self, done: PrefillDone) -> bool:
+        if self.request.params.use_beam_search:  # the decode node begins the search
+            return not done.choices
         if sorted(delta.choice for delta in done.choices) != sorted(self.open):
             return False
         return all(

@@ -27,7 +27,7 @@ from baton_router.nodes.model_grammars import AnswerRules
 from baton_router.nodes.model_offers import Serving
 from baton_router.openai.answer_parsing import AnswerParsing
 from baton_router.openai.call import Call, Prompt, TextPrompt, Truncation
-from baton_router.openai.sampling import check_scores, complete
+from baton_router.openai.sampling import check_scores, complete, with_counts
 from baton_router.openai.structured_output import RequestedGrammar
 from baton_router.requests.prepared import Prepared
 from baton_text.grammars.errors import GrammarError
@@ -250,7 +250,7 @@ async def _check_sampling(
 ) -> Mapping[str, Any]:
     """The call's sampling fields: token ids checked against the vocabulary, bad words as ids, and
     the answer's format as a compiled grammar."""
-    fields = call.sampling
+    fields = with_counts(call.sampling, serving.max_logprobs, serving.vocab_size, call.names)
     biased = [token for token, _ in fields.get("logit_bias", ())]
     _check_ids("logit_bias", biased, serving.vocab_size)
     for name in ("stop_token_ids", "allowed_token_ids"):

@@ -78,7 +78,7 @@ def requests(draw: st.DrawFn) -> list[Request]:
                 temperature=draw(st.sampled_from([0.0, 1.0])),
                 seed=draw(st.integers(0, 3)),
                 priority=draw(st.integers(-1, 1)),
-                **draw(optional_params()),
+                **draw(st.one_of(optional_params(), optional_params(), beam_params())),
             )
         )
     return drawn
@@ -102,6 +102,16 @@ def optional_params(draw: st.DrawFn) -> dict[str, Any]:
     }
     names = draw(st.lists(st.sampled_from(sorted(fields)), max_size=3, unique=True))
     return {name: draw(fields[name]) for name in names}
+
+
+@st.composite
+def beam_params(draw: st.DrawFn) -> dict[str, Any]:
+    """A beam search: `n` beams instead of `n` choices."""
+    return {
+        "use_beam_search": True,
+        "length_penalty": draw(st.sampled_from([0.0, 1.0, 2.0])),
+        "early_stopping": draw(st.sampled_from([False, True, "never"])),
+    }
 
 
 @cache

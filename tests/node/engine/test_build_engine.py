@@ -81,6 +81,9 @@ def test_the_torch_engine_gets_every_engine_setting_of_the_node() -> None:
         "enable_chunked_prefill": False,
         "enable_prefix_caching": False,
         "scheduler_cls": "package:Class",
+        "max_logprobs": 14,
+        "logits_processors": "package.module:Class",
+        "logprobs_mode": "raw_logits",
     }
     config = torch_settings(NodeSettings(node="n", role="decode", model="/m", **options))
     assert {name: getattr(config, name) for name in options} == options

@@ -273,7 +273,8 @@ REFUSED: list[tuple[str, Any, str]] = [
     ("bad_words", [""], "1 to 1024 characters"),
     ("bad_words", ["x" * 65], "at most 64"),
     ("prompt_logprobs", 21, "[0, 20]"),
-    ("best_of", 2, "leave it out"),
+    ("use_beam_search", "yes", "true or false"),
+    ("length_penalty", 17, "[-16, 16]"),
     ("suffix", "end", "leave it out"),
     ("response_format", "json", "must be an object"),
     ("guided_regex", "(a", "unclosed group"),
@@ -289,6 +290,7 @@ REFUSED_BY_ENDPOINT: dict[str, list[tuple[str, Any, str]]] = {
         ("messages", [], "at least one message"),
         ("messages", TOO_LONG, "256 tokens"),
         ("top_logprobs", 3, "needs logprobs"),
+        ("best_of", 2, "leave it out"),
         ("tools", {"type": "function"}, "a list"),
         ("functions", [{"name": "f"}], "use `tools`"),
         ("prompt_token_ids", [1], "leave it out"),
@@ -296,6 +298,7 @@ REFUSED_BY_ENDPOINT: dict[str, list[tuple[str, Any, str]]] = {
     "completions": [
         ("prompt", [1] * 256, "256 tokens"),
         ("prompt", [259], "[0, 258]"),
+        ("best_of", 129, "[1, 128]"),
         ("logprobs", 21, "[0, 20]"),
     ],
 }

@@ -86,7 +86,7 @@ def reference(
     if place.is_file():
         ids, candidates = json.loads(place.read_text())
     else:
-        with _one_thread():
+        with one_thread():
             checked = len(expected) == new_tokens and _check(folder, prompt, expected)
             ids, candidates = checked or _generate(folder, prompt, new_tokens)
         place.parent.mkdir(exist_ok=True)
@@ -114,7 +114,7 @@ def compare_all(
 
 
 @lru_cache(maxsize=2)
-def _reference_model(folder: Path) -> Any:
+def reference_model(folder: Path) -> Any:
     import torch
     from transformers import AutoModelForCausalLM
 
@@ -124,7 +124,7 @@ def _reference_model(folder: Path) -> Any:
 
 
 @contextmanager
-def _one_thread() -> Iterator[None]:
+def one_thread() -> Iterator[None]:
     """More threads do not speed up a tiny model, and other test workers need the cores."""
     import torch
 
@@ -144,7 +144,7 @@ def _check(folder: Path, prompt: Sequence[int], ids: Sequence[int]) -> Found | N
     import torch
 
     with torch.inference_mode():
-        logits = _reference_model(folder)(torch.tensor([[*prompt, *ids[:-1]]])).logits[0]
+        logits = reference_model(folder)(torch.tensor([[*prompt, *ids[:-1]]])).logits[0]
     candidates = _candidates(logits[len(prompt) - 1 :])
     return (list(ids), candidates) if list(ids) == [row[0][0] for row in candidates] else None
 
@@ -153,7 +153,7 @@ def _generate(folder: Path, prompt: Sequence[int], new_tokens: int) -> Found:
     import torch
 
     ids = torch.tensor([list(prompt)])
-    result = _reference_model(folder).generate(
+    result = reference_model(folder).generate(
         ids,
         attention_mask=torch.ones_like(ids),
         max_new_tokens=new_tokens,

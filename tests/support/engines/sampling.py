@@ -7,6 +7,7 @@ from collections.abc import Sequence
 import numpy as np
 import torch
 
+from baton_engine.config.engine_config import LogprobsMode
 from baton_engine.interface import Sample, Sampled
 from baton_engine.kv.staging import stage
 from baton_engine.sampling.gumbel import Number, keys_at, noise_stream
@@ -25,6 +26,7 @@ def sample(
     row_of: Sequence[int],
     samples: Sequence[Sample],
     draw: Draw = draw,
+    mode: LogprobsMode = "raw_logprobs",
 ) -> list[Sampled]:
     """The tokens of samples that need not be those of a step. `row_of[i]` is the row of logits of
     `samples[i]`; logits are float32 [R, V]."""
@@ -36,7 +38,7 @@ def sample(
         if sample.params.logprobs is not None
     }
     changed = range(len(samples))
-    return choose(logits_SV, samples, draws, draw, changed=changed, asking=asking).read()
+    return choose(logits_SV, samples, draws, draw, changed=changed, asking=asking, mode=mode).read()
 
 
 def shaped_logits(logits_QV: torch.Tensor, params: Sequence[SamplingParams]) -> torch.Tensor:

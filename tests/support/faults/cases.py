@@ -50,6 +50,7 @@ FIELDS: dict[Kind, Json] = {
         **{"temperature": 1.0, "seed": 17, "n": 2, "stream": False},
         **{"prompt_logprobs": 2, "logprobs": 2},
     },
+    "beams": {"use_beam_search": True, "n": 3, "stream": False, "logprobs": 1},
     "grammar": {"temperature": 1.0, "seed": 19, "structured_outputs": {"json": PEOPLE}},
 }
 

@@ -39,7 +39,17 @@ How = Literal[
 ]
 # A kind of request: the features that it uses.
 Kind = Literal[
-    "greedy", "seeded", "two", "penalties", "logprobs", "stop", "whole", "echo", "scores", "grammar"
+    "greedy",
+    "seeded",
+    "two",
+    "penalties",
+    "logprobs",
+    "stop",
+    "whole",
+    "echo",
+    "scores",
+    "grammar",
+    "beams",
 ]
 KINDS: tuple[Kind, ...] = get_args(Kind)
 STORE: tuple[What, ...] = ("index", "data", "both")
@@ -121,13 +131,16 @@ def all_rows() -> list[Row]:
 
 def _next_kind(kinds: Iterator[Kind], place: tuple[What, When, How]) -> Kind:
     """The next kind that can meet the row's moment. Requests for the prompt's log-probabilities
-    (echo, scores) have no hand-off, and scores has no stream and so no first event."""
+    (echo, scores) have no hand-off, scores has no stream and so no first event, and a beam search
+    has no token before its last."""
     what, when, _ = place
     unfit: set[Kind] = set()
     if when not in WHENS_WITHOUT_HAND_OFF or what == "prefill":
         unfit |= {"echo", "scores"}
     if when == "first seen":
         unfit.add("scores")
+    if when in ("first seen", "mid-stream", "one left"):
+        unfit.add("beams")
     return next(kind for kind in kinds if kind not in unfit)
 
 
@@ -149,6 +162,7 @@ SHORT_ROWS: tuple[Row, ...] = (
     Row("decode", "mid-stream", "drain", "penalties"),
     Row("decode", "mid-stream", "end", "seeded"),
     Row("decode", "one left", "stutter", "logprobs"),
+    Row("decode", "last lost", "kill", "beams"),
     Row("decode", "last lost", "cut", "stop"),
     Row("all decode", "mid-stream", "kill", "seeded"),
     Row("index", "half published", "take away", "seeded"),
@@ -170,6 +184,11 @@ MORE_ROWS: tuple[Row, ...] = (
     Row("all decode", "mid-stream", "drain", "logprobs"),
     Row("decode", "one left", "kill", "greedy"),
     Row("decode", "last lost", "blip", "two"),
+    Row("prefill", "half published", "kill", "beams"),
+    Row("decode", "parked", "kill", "beams"),
+    Row("decode", "first sent", "kill", "beams"),
+    Row("decode", "last lost", "blip", "beams"),
+    Row("both", "half published", "freeze", "beams"),
     Row("index", "job sent", "fill", "two"),
     Row("data", "half published", "freeze", "greedy"),
     Row("both", "mid-stream", "freeze", "whole"),

@@ -25,6 +25,7 @@ def make_serving(max_model_len: int = 100, **report: Any) -> Serving:
         name="m",
         max_model_len=max_model_len,
         vocab_size=sample.vocab_size,
+        max_logprobs=sample.max_logprobs,
         sample=sample,
         weight=1,
     )

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from baton_protocol.errors import InvalidRequest
-from baton_protocol.sampling import MAX_LOGPROBS
+from baton_protocol.sampling import ALL_LOGPROBS, MAX_CHOICES, MOST_LOGPROBS
 from baton_router.openai.fields.errors import wrong
-from baton_router.openai.fields.generation import GenerationFields
+from baton_router.openai.fields.generation import LOGPROBS_LIMIT, GenerationFields
 from baton_router.openai.fields.kinds import Json, choice, integer, mapping, objects
 from baton_router.openai.fields.table import TRUE, flag, gives, needs, optional, required, rule
 from baton_router.openai.messages import MESSAGES
@@ -16,6 +16,7 @@ from baton_text.chat import RESERVED
 MAX_DOCUMENTS = 1024
 BOTH_ENDS = "continue_final_message and add_generation_prompt are not both true"
 DOCUMENTS_TWICE = "documents do not stand in chat_template_kwargs too"
+BEST_OF_REPEATS = "best_of is what n is"
 _NEEDS_TOOLS = "it needs tools: send some, or leave this field out"
 _TEMPLATE_NAMES = {"not": {"enum": list(RESERVED)}}
 
@@ -24,6 +25,7 @@ class ChatFields(GenerationFields, route="/v1/chat/completions"):
     """A chat's body."""
 
     messages = required(MESSAGES, "the conversation")
+    best_of = optional(integer(1, MAX_CHOICES), "may only repeat `n`", "`n`")
     chat_template_kwargs = optional(
         mapping(propertyNames=_TEMPLATE_NAMES),
         "variables for the chat template, which may ignore them",
@@ -60,9 +62,18 @@ class ChatFields(GenerationFields, route="/v1/chat/completions"):
 
     logprobs = flag(False, "of each generated token")
     top_logprobs = optional(
-        integer(0, MAX_LOGPROBS), "number of likely tokens, with `logprobs`", "0"
+        integer(ALL_LOGPROBS, MOST_LOGPROBS),
+        f"number of likely tokens, with `logprobs`; {LOGPROBS_LIMIT}",
+        "0",
     )
     echo = flag(False, "the text begins with the last message's text if that is the assistant's")
+
+    @rule("best_of", schemas=[{"description": BEST_OF_REPEATS}])
+    def check_best_of(self) -> None:
+        n = self.n or 1
+        if self.best_of is not None and self.best_of != n:
+            allowed = f"a chat has n answers only, which is {n}; leave it out"
+            raise wrong("best_of", self.best_of, allowed)
 
     @rule(
         "top_logprobs",

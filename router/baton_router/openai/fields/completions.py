@@ -5,9 +5,9 @@ from __future__ import annotations
 from typing import Any
 
 from baton_protocol.errors import InvalidRequest
-from baton_protocol.sampling import MAX_LOGPROBS
+from baton_protocol.sampling import ALL_LOGPROBS, MAX_CHOICES, MOST_LOGPROBS, beams_refuse
 from baton_router.openai.fields.errors import wrong
-from baton_router.openai.fields.generation import GenerationFields
+from baton_router.openai.fields.generation import LOGPROBS_LIMIT, GenerationFields
 from baton_router.openai.fields.kinds import Schema, ValueKind, integer, integers
 from baton_router.openai.fields.table import TRUE, flag, needs, optional, required, rule
 
@@ -22,6 +22,7 @@ _PROMPTS: Schema = {
         _SEVERAL | {"items": _IDS},
     ]
 }
+BEST_OF_AGREES = "best_of is at least n, and is n with stream or use_beam_search"
 # The lower bound depends on `echo`, so a rule checks it.
 TOKENS = ValueKind(integer().read, integer(0).schema)
 _ALLOWED = "it must be a string, a list of strings, token ids or a list of token id lists"
@@ -50,9 +51,14 @@ class CompletionFields(GenerationFields, route="/v1/completions"):
 
     prompt = required(ValueKind(_read_prompts, _PROMPTS), "each prompt is answered separately")
     logprobs = optional(
-        integer(0, MAX_LOGPROBS),
-        "of each generated token and of this number of likely tokens",
+        integer(ALL_LOGPROBS, MOST_LOGPROBS),
+        f"of each generated token and of this number of likely tokens; {LOGPROBS_LIMIT}",
         "off",
+    )
+    best_of = optional(
+        integer(1, MAX_CHOICES),
+        "generate this number of choices and answer with the `n` of the highest summed logprobs",
+        "`n`",
     )
     echo = flag(False, "text and `logprobs` begin with the prompt's")
 
@@ -63,6 +69,23 @@ class CompletionFields(GenerationFields, route="/v1/completions"):
         GenerationFields.max_completion_tokens.remark,
         GenerationFields.max_completion_tokens.default,
     )
+
+    @rule("use_beam_search")
+    def check_echo(self) -> None:
+        if self.use_beam_search and self.echo and self.logprobs is not None:
+            raise beams_refuse("echo and logprobs")
+
+    @rule("best_of", schemas=[{"description": BEST_OF_AGREES}])
+    def check_best_of(self) -> None:
+        n = self.n or 1
+        if self.best_of is None or self.best_of == n:
+            return
+        if self.best_of < n:
+            raise wrong("best_of", self.best_of, f"it must be at least n, which is {n}")
+        for name in ("stream", "use_beam_search"):
+            if getattr(self, name):
+                allowed = f"with {name} it must be n, which is {n}; leave out one of both"
+                raise wrong("best_of", self.best_of, allowed)
 
     @rule(
         "max_completion_tokens",

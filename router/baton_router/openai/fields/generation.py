@@ -11,16 +11,20 @@ from typing import Any
 
 from baton_protocol.errors import InvalidRequest, exact
 from baton_protocol.sampling import (
+    ALL_LOGPROBS,
     BIAS_RANGE,
+    LENGTH_PENALTY_RANGE,
     MAX_BAD_WORDS,
     MAX_BIASED,
     MAX_CHOICES,
-    MAX_LOGPROBS,
     MAX_STOP_CHARS,
     MAX_STOP_IDS,
     MAX_TEMPERATURE,
+    MOST_LOGPROBS,
+    NOT_WITH_BEAMS,
     PENALTY_RANGE,
     REPETITION_RANGE,
+    beams_refuse,
 )
 from baton_router.openai.fields.errors import wrong
 from baton_router.openai.fields.kinds import (
@@ -60,7 +64,10 @@ from baton_router.openai.structured_output import (
 MAX_STOPS = 16
 MAX_TOP_K = (1 << 31) - 1  # engines store it in 32 bits; no vocabulary is larger
 MAX_WORDS = MAX_BAD_WORDS // 2  # each word may become two id sequences
+MAX_EXTRA_ARGS = 64
+MAX_EXTRA_ITEMS = 1024
 AS_FITS = -1  # of truncate_prompt_tokens
+LOGPROBS_LIMIT = "at most the nodes' `--max-logprobs`, 20 by default; -1: of all ids"
 _ID = re.compile(r"0|[1-9][0-9]{0,17}")
 _SOME_TEXT: Schema = {
     "anyOf": [
@@ -69,6 +76,12 @@ _SOME_TEXT: Schema = {
     ]
 }
 _NO_OPTIONS: Schema = {"anyOf": [{"type": "null"}, {"type": "object", "maxProperties": 0}]}
+BEAMS_ALONE = (
+    "use_beam_search excludes stream, echo with logprobs, and what changes logits or an answer's"
+    " end: grammars, vllm_xargs and "
+    + ", ".join(name for name in NOT_WITH_BEAMS if name not in ("structured", "extra_args"))
+)
+_SCALAR = [{"type": "string"}, {"type": "number"}, {"type": "boolean"}]
 # One rule instead of several: schema tools expand each rule with all others and give up on many.
 _STREAMS: Schema = {
     "if": {"properties": {"stream": TRUE}, "required": ["stream"]},
@@ -93,6 +106,40 @@ def _read_logit_bias(at: str, value: Any) -> tuple[tuple[int, float], ...]:
     return tuple(pairs)
 
 
+def _read_extra_args(at: str, value: Any) -> dict[str, Any] | None:
+    args = object_at(at, value)
+    if len(args) > MAX_EXTRA_ARGS:
+        raise InvalidRequest(f"{at} holds {len(args)} names; at most {MAX_EXTRA_ARGS}", param=at)
+    for name, arg in args.items():
+        items = arg if isinstance(arg, list) else [arg]
+        if len(items) > MAX_EXTRA_ITEMS or not all(isinstance(x, str | int | float) for x in items):
+            allowed = f"must be a text, a number, a boolean or a list of {MAX_EXTRA_ITEMS} of them"
+            raise wrong(at, {name: arg}, f"its values {allowed} at most")
+    return args or None
+
+
+_EXTRA_ARGS = ValueKind(
+    _read_extra_args,
+    {
+        "type": "object",
+        "maxProperties": MAX_EXTRA_ARGS,
+        "additionalProperties": {
+            "anyOf": [
+                *_SCALAR,
+                {"type": "array", "items": {"anyOf": _SCALAR}, "maxItems": MAX_EXTRA_ITEMS},
+            ]
+        },
+    },
+)
+
+
+def _read_early_stopping(at: str, value: Any) -> bool | str:
+    if isinstance(value, bool) or value == "never":
+        return value if isinstance(value, bool) else "never"
+    raise wrong(at, value, 'it must be true, false or "never"')
+
+
+_EARLY_STOPPING = ValueKind(_read_early_stopping, {"enum": [True, False, "never"]})
 LOGIT_BIAS = ValueKind(
     _read_logit_bias,
     {
@@ -173,7 +220,6 @@ class GenerationFields(UnservedFields):
         "choices; prompts times `n` are at most [2,048](operations/limits.md#admission)",
         "1",
     )
-    best_of = optional(integer(1, MAX_CHOICES), "may only repeat `n`", "`n`")
     frequency_penalty = optional(
         number(-PENALTY_RANGE, PENALTY_RANGE),
         "subtracted from an id's logit for each time it was generated",
@@ -194,6 +240,26 @@ class GenerationFields(UnservedFields):
     bad_words = optional(
         texts(MAX_WORDS, MAX_STOP_CHARS),
         "never generated, neither at the start of a text nor after a space; each at most 64 tokens",
+    )
+
+    use_beam_search = flag(
+        False,
+        "the `n` best answers of a search with `n` beams ([beam search](#beam-search))",
+    )
+    length_penalty = optional(
+        number(-LENGTH_PENALTY_RANGE, LENGTH_PENALTY_RANGE),
+        "power of its length by which an answer's score is divided; with `use_beam_search`",
+        "1",
+    )
+    early_stopping = optional(
+        _EARLY_STOPPING,
+        "when the search ends, as in transformers; with `use_beam_search`",
+        "false",
+    )
+
+    vllm_xargs = optional(
+        _EXTRA_ARGS,
+        "arguments for [logits processors of other packages](#logits-processors), by name",
     )
 
     response_format = optional(
@@ -232,8 +298,8 @@ class GenerationFields(UnservedFields):
         "only with `stream`",
     )
     prompt_logprobs = optional(
-        integer(0, MAX_LOGPROBS),
-        "the same for the prompt's tokens, by id; not with `stream`",
+        integer(ALL_LOGPROBS, MOST_LOGPROBS),
+        f"the same for the prompt's tokens, by id; not with `stream`; {LOGPROBS_LIMIT}",
         "off",
     )
     skip_special_tokens = flag(
@@ -252,13 +318,6 @@ class GenerationFields(UnservedFields):
         needs("stop", _SOME_TEXT, "detokenize", {"enum": [True, None]}, absent=True)
     )
 
-    @rule("best_of", schemas=[{"description": "best_of is what n is"}])
-    def check_best_of(self) -> None:
-        n = self.n or 1
-        if self.best_of is not None and self.best_of != n:
-            allowed = f"this server supports n only, which is {n}; leave it out"
-            raise wrong("best_of", self.best_of, allowed)
-
     @rule(
         "detokenize",
         schemas=[needs("detokenize", {"const": False}, "return_token_ids", TRUE)],
@@ -276,6 +335,21 @@ class GenerationFields(UnservedFields):
             raise InvalidRequest(
                 "stream_options is only allowed when stream is true", param="stream_options"
             )
+
+    @rule("use_beam_search", schemas=[{"description": BEAMS_ALONE}])
+    def check_beams(self) -> None:
+        if not self.use_beam_search:
+            return
+        if self.stream:
+            allowed = "a beam search has no answer before its end; leave out stream"
+            raise wrong("use_beam_search", True, allowed)
+        if grammars := self.grammars():
+            raise beams_refuse(grammars[0].field)
+        if self.vllm_xargs:
+            raise beams_refuse("vllm_xargs")
+        for name, default in NOT_WITH_BEAMS.items():
+            if getattr(self, name, None) not in (None, default):
+                raise beams_refuse(name)
 
     def grammars(self) -> list[RequestedGrammar]:
         """What the answer must match, according to each field that says so."""

@@ -30,10 +30,9 @@ _KEPT = "a hint; every prefix is cached while there is room"
 _CLIENTS_OWN = "for the client's own use"
 _NO_MEDIA = "messages have no media"
 _SEPARATED = "reasoning is always separated from the answer if the model's form of it is known"
-_NO_BEAMS = "there is no beam search"
 _NOT_ANSWERED = "answers do not contain it"
 _NO_CODE = "clients cannot send code"
-_NO_PLUG_INS = "there are no engine plug-ins"
+_NO_PLUG_INS = "logits processors of other packages get `vllm_xargs`"
 _ROUTER_DECIDES = "the router decides about hand-offs"
 _BY_HEADER = "name a request by the header `x-request-id`"
 _NO_ADAPTERS = "there are no adapters"
@@ -90,9 +89,6 @@ class UnservedFields(FieldTable):
     ebnf = refused("use `structured_outputs`")
     stream_reasoning = refused(_SEPARATED, accepts=(True,))
     separate_reasoning = refused(_SEPARATED, accepts=(True,))
-    use_beam_search = refused(_NO_BEAMS)
-    early_stopping = refused(_NO_BEAMS)
-    length_penalty = refused(_NO_BEAMS, accepts=(1,))
     audio = refused(TEXT_ONLY)
     modalities = refused(TEXT_ONLY, accepts=(["text"],))
     suffix = refused("no model fills in a middle")
@@ -111,7 +107,6 @@ class UnservedFields(FieldTable):
     routed_experts_prompt_start = refused(_NOT_ANSWERED, accepts=(0,))
     logits_processors = refused(_NO_CODE)
     custom_logit_processor = refused(_NO_CODE)
-    vllm_xargs = refused(_NO_PLUG_INS)
     custom_params = refused(_NO_PLUG_INS)
     repetition_detection = refused("repetitions are not detected")
     watermarking = refused("answers are not watermarked")

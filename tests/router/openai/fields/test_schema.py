@@ -17,7 +17,9 @@ from baton_router.http.drain import parse_drain
 from baton_router.http.openapi import BODIES
 from baton_router.openai.chat import ChatCall
 from baton_router.openai.completions import CompletionCall
-from baton_router.openai.fields.chat import BOTH_ENDS, DOCUMENTS_TWICE
+from baton_router.openai.fields.chat import BEST_OF_REPEATS, BOTH_ENDS, DOCUMENTS_TWICE
+from baton_router.openai.fields.completions import BEST_OF_AGREES
+from baton_router.openai.fields.generation import BEAMS_ALONE
 from baton_router.openai.fields.table import schema_of
 from baton_router.openai.sampling import check_alone
 from baton_router.openai.structured_output import NAMES, ONE_AT_MOST
@@ -46,11 +48,13 @@ NAMED_INSTEAD = {"stream_options": ("include_usage", "continuous_usage_stats"), 
 # Rules that JSON Schema cannot express, such as comparing two numbers, or that would be too many
 # for tools that combine them. The document states them in words.
 IN_WORDS = {
+    "use_beam_search": BEAMS_ALONE,
     "min_tokens": "min_tokens is at most what max_tokens is, or is by default",
-    "best_of": "best_of is what n is",
     **dict.fromkeys((*NAMES, "allowed_token_ids"), ONE_AT_MOST),
 }
+IN_WORDS_FOR_COMPLETIONS = {"best_of": BEST_OF_AGREES}
 IN_WORDS_FOR_CHATS = {
+    "best_of": BEST_OF_REPEATS,
     "continue_final_message": BOTH_ENDS,
     "documents": DOCUMENTS_TWICE,
     "tools": TOOLS_AGREE,
@@ -228,7 +232,8 @@ def test_a_body_that_the_document_allows_is_not_refused(name: str, count: int) -
 @pytest.mark.parametrize("name", ["ChatRequest", "CompletionRequest"])
 def test_the_document_states_rules_beyond_json_schema_in_words(name: str) -> None:
     documented = {rule["description"] for rule in SCHEMAS[name]["allOf"] if "description" in rule}
-    expected = IN_WORDS | (IN_WORDS_FOR_CHATS if name == "ChatRequest" else {})
+    own = IN_WORDS_FOR_CHATS if name == "ChatRequest" else IN_WORDS_FOR_COMPLETIONS
+    expected = IN_WORDS | own
     assert documented == set(expected.values())
 
 
