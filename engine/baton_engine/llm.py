@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import random
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -19,7 +19,7 @@ import msgspec
 from baton_engine.build import build_torch
 from baton_engine.config.engine_config import TorchSettings
 from baton_engine.errors import ModelError
-from baton_engine.interface import Matcher, TokenOut
+from baton_engine.interface import Matcher, SleepLevel, SleepMode, TokenOut
 from baton_protocol.errors import InvalidRequest
 from baton_protocol.ids import RequestId
 from baton_protocol.request import PositionLogprobs, Request
@@ -27,6 +27,8 @@ from baton_protocol.sampling import FinishReason, SamplingParams, StructuredOutp
 from baton_text.gguf.header import is_gguf
 
 if TYPE_CHECKING:
+    import torch
+
     from baton_text.chat import ChatTemplate
     from baton_text.detokenizer import Detokenizer
     from baton_text.grammars.grammars import Grammars
@@ -183,6 +185,22 @@ class LLM:
             for chat in chats
         ]
         return self._generate(prompts, sampling_params, continues_prompt=False)
+
+    def sleep(self, level: SleepLevel = 1, mode: SleepMode = "refuse") -> None:
+        """Give memory back until wake_up(): that of KV, and at level 2 that of weights (see
+        EngineCore.sleep)."""
+        self.engine.sleep(level, mode)
+
+    def wake_up(self, tags: Collection[str] | None = None) -> None:
+        """Restore what the tags name ("weights", "kv_cache"), or all."""
+        self.engine.wake_up(tags)
+
+    def update_weights(
+        self, path: Path | str | None = None, tensors: Mapping[str, torch.Tensor] | None = None
+    ) -> None:
+        """Use the weights of another folder from now on, or replace some tensors (see
+        EngineCore.update_weights)."""
+        self.engine.update_weights(None if path is None else Path(path), tensors)
 
     def default_sampling_params(self) -> SamplingParams:
         """The defaults of the model's generation_config.json, and SamplingParams' own for the

@@ -316,6 +316,20 @@ class BlockPool:
             "host_evicted_blocks_total": host.evicted,
         }
 
+    def forget_cache(self) -> None:
+        """Forget all cached content, in both tiers. No block is held. The pool's blocks stay in
+        their order of reuse."""
+        assert len(self._free) == self.num_blocks, "a block is held"
+        self.host.forget_all()
+        for block in self._free:
+            block.hash = None
+        self._cached_free = 0
+        self._cached.clear()
+        self._twins.clear()
+        for hash in self._chunks:
+            self._note(hash, stored=False)
+        self._chunks.clear()
+
     # --- integrity ------------------------------------------------------------------------------
 
     def check_integrity(self, expected: Mapping[BlockId, int]) -> None:

@@ -47,6 +47,17 @@ class HostTier:
         self._due: list[Copy] = []
         self.stored = self.loaded = self.evicted = 0
 
+    def use(self, memory: HostMemory | None) -> None:
+        """Keep content in other memory from now on. Nothing is kept: see forget_all()."""
+        assert not self._kept, "the tier still keeps content"
+        self._memory = memory
+
+    def forget_all(self) -> None:
+        """Forget all content. No copy is in flight."""
+        self.settle()
+        self.evicted += len(self._kept)
+        self._kept.clear()
+
     def __len__(self) -> int:
         """Number of blocks kept."""
         return len(self._kept)

@@ -93,7 +93,7 @@ class Scheduler:
         drafter: DraftSource | None = None,
     ) -> None:
         self._pool = pool
-        self._drafter = drafter
+        self.drafter = drafter
         self._block_size = layout.block_size
         self._groups = layout.num_groups
         self.limits = StepLimits(max_batched_tokens, max_num_seqs)
@@ -131,8 +131,8 @@ class Scheduler:
 
     def end(self, sequence: Sequence) -> list[BlockId]:
         """Same as remove(), for a sequence that has ended."""
-        if self._drafter is not None:
-            self._drafter.forget(sequence)
+        if self.drafter is not None:
+            self.drafter.forget(sequence)
         return self.remove(sequence)
 
     def rewind(self, sequence: Sequence, launched: int, awaited: int, step: int) -> None:
@@ -169,8 +169,8 @@ class Scheduler:
         budget = self._schedule_decoding(pieces, filling, ahead=ahead)
         if budget is None:
             return []
-        if self._drafter is not None and self.preemptions == before:
-            pieces, budget = self._with_drafts(pieces, budget, self._drafter)
+        if self.drafter is not None and self.preemptions == before:
+            pieces, budget = self._with_drafts(pieces, budget, self.drafter)
         budget = self._schedule_filling(pieces, filling, budget)
         if self.preemptions == before:
             self._schedule_waiting(pieces, budget)
