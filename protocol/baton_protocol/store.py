@@ -434,7 +434,8 @@ class NodeReport(msgspec.Struct, frozen=True, kw_only=True):
     node's PROTOCOL_VERSION. `max_num_seqs` is how many sequences it computes at once (0: unknown).
     `model_made` is when its model's files were written, in Unix seconds (0: it has no files).
     `exact` is that of its engine; a node that does not report it counts as "numeric". `weights` is
-    the dtype of its weights, or how they are quantized ("": unknown or none).
+    the dtype of its weights, or how they are quantized ("": unknown or none). A node that is
+    `asleep` drains, and its engine has given its memory back.
     """
 
     node: Name
@@ -462,6 +463,7 @@ class NodeReport(msgspec.Struct, frozen=True, kw_only=True):
     model_made: Count = 0
     exact: Exact = "numeric"
     weights: Text = ""
+    asleep: bool = False
 
 
 def exact_together(nodes: Iterable[Exact]) -> Exact:

@@ -1,9 +1,9 @@
 """Frames between a node's server process and its engine process, over a socketpair.
 
     server -> engine   Start (first)  PrefillJob  RunJob  FirstTokens  NoFirstTokens  Abort
-                       FinishChoice  Drain  Undrain
+                       FinishChoice  Drain  Undrain  Sleep  WakeUp
     engine -> server   EngineReady or SetupFailed (first)  Step  JobFailed  Load  CacheEvents
-                       Saved  Drained
+                       Saved  Drained  Slept
 
 Records of the router link are reused where they have the same meaning. A frame's payload is
 MessagePack (see `framing`). When the stream ends, both processes end.
@@ -13,7 +13,14 @@ from __future__ import annotations
 
 import msgspec
 
-from baton_engine.interface import Complete, Drafts, EngineInfo, TokenOut
+from baton_engine.interface import (
+    Complete,
+    Drafts,
+    EngineInfo,
+    Part,
+    SleepLevel,
+    TokenOut,
+)
 from baton_node.settings import NodeSettings
 from baton_protocol.ids import BlockHash, Epoch, RequestId
 from baton_protocol.link import (
@@ -66,6 +73,29 @@ class Drained(msgspec.Struct, frozen=True, tag="drained"):
     """No request is left, and all transfers of chunks have settled."""
 
 
+class Sleep(msgspec.Struct, frozen=True, tag="sleep"):
+    """Give memory back (see EngineCore.sleep) as soon as nothing is in flight. The engine answers
+    with Slept."""
+
+    level: SleepLevel
+
+
+class WakeUp(msgspec.Struct, frozen=True, tag="wake_up"):
+    """Restore these parts (see EngineCore.wake_up). The engine answers with Slept. A Sleep that was
+    not obeyed yet is forgotten."""
+
+    parts: tuple[Part, ...]
+
+
+class Slept(msgspec.Struct, frozen=True, tag="slept"):
+    """The parts that are away now; () if the engine is awake. `error` says why it did not obey.
+    `changed`: the model's folder has other weights now, so another engine must be started."""
+
+    away: tuple[Part, ...] = ()
+    error: str = ""
+    changed: bool = False
+
+
 class EngineReady(msgspec.Struct, frozen=True, tag="ready"):
     """The engine is ready. `load` is its first load, with the speeds that it measured. `chunks` are
     in its prefix cache now."""
@@ -112,8 +142,12 @@ ToEngine = (
     | FinishChoice
     | Drain
     | Undrain
+    | Sleep
+    | WakeUp
 )
-ToServer = EngineReady | SetupFailed | Step | JobFailed | Load | CacheEvents | Saved | Drained
+ToServer = (
+    EngineReady | SetupFailed | Step | JobFailed | Load | CacheEvents | Saved | Drained | Slept
+)
 
 
 def to_engine_codec() -> Codec[ToEngine]:
