@@ -3,30 +3,39 @@
 User errors are found before the weights are read, and reported in one line (see `runner.plan`).
 Then the weights are loaded. On CUDA, the memory of the largest step is measured, the KV pool gets
 what is left, and decode steps of all sizes are recorded.
+
+The engine gives its memory back while it sleeps (TorchResources), and is built again on it.
 """
 
 from __future__ import annotations
 
+import gc
 import logging
 import os
+import shutil
 import sys
 import time
-from collections.abc import Callable, Iterator, Sequence
+import weakref
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import replace
+from dataclasses import dataclass, replace
+from pathlib import Path
+from tempfile import mkdtemp
 
 import torch
 
 from baton_engine.attention.interface import AttentionBackend
 from baton_engine.attention.selector import Kernels, attention_for
 from baton_engine.config.engine_config import TorchSettings
+from baton_engine.config.families import read_config
 from baton_engine.config.model_config import ModelConfig
 from baton_engine.config.request_processors import load_processors
 from baton_engine.config.scheduling_options import SchedulingOptions
 from baton_engine.core.engine_core import EngineCore
+from baton_engine.core.sleep import EngineParts
 from baton_engine.core.step_log import StepLog
-from baton_engine.errors import OutOfMemory, SettingsError
-from baton_engine.interface import EngineInfo
+from baton_engine.errors import EngineError, OutOfMemory, SettingsError
+from baton_engine.interface import EngineInfo, SleepLevel
 from baton_engine.kv.host_blocks import CopiedBlocks, HostMemory
 from baton_engine.kv.kv_pool import TORCH_DTYPES, TorchMemory
 from baton_engine.kv.pinned_blocks import PinnedBlocks
@@ -34,7 +43,7 @@ from baton_engine.layers.linear_method import MethodOf, packed_methods
 from baton_engine.layers.ops import TORCH_OPS, Ops
 from baton_engine.layers.parameter import WeightSlots
 from baton_engine.memory.host_memory import free_memory
-from baton_engine.memory.malloc import keep_freed_memory
+from baton_engine.memory.malloc import keep_freed_memory, return_freed_memory
 from baton_engine.memory.requirements import layout_of
 from baton_engine.models.model import Model
 from baton_engine.models.registry import build_model
@@ -44,7 +53,8 @@ from baton_engine.runner.cuda_card import CudaCard
 from baton_engine.runner.encoded_memory import EncodedMemory
 from baton_engine.runner.forward import forward_steps
 from baton_engine.runner.model_runner import TorchRunner
-from baton_engine.runner.plan import EnginePlan, make_plan
+from baton_engine.runner.moved_tensors import MovedTensors
+from baton_engine.runner.plan import EnginePlan, make_plan, plan_head
 from baton_engine.runner.profile_run import PROFILE_BLOCKS, profile
 from baton_engine.runner.state_check import blocks_needed, check_state
 from baton_engine.runner.warm_up import counting, describe, warm_all
@@ -56,6 +66,7 @@ from baton_engine.weights.checkpoint import weight_files
 from baton_engine.weights.digest import check_unchanged, file_states, tensor_digests
 from baton_engine.weights.dummy import dummy_digests, fill_slots
 from baton_engine.weights.loader import load_weights
+from baton_engine.weights.new_version import write_version
 from baton_protocol.fingerprint import TensorDigest, fingerprint
 from baton_protocol.layout import CODES
 
@@ -78,29 +89,185 @@ def build_torch(
     started = time.monotonic()
     plan = _plan(settings, free)
     processors = load_processors(settings.logits_processors, plan.config.vocab_size)
+    with _no_memory_left(plan):
+        loaded = _load(settings, plan)
+        plan = _profiled(plan, loaded.model, loaded.draft_model)
+        resources = TorchResources(settings, plan, loaded)
+        parts = resources.start()
+    memory, plan = resources.memory, resources.plan
+    engine = EngineCore(
+        *(parts.info, parts.runner, parts.host),
+        stored=memory if plan.layout.codec == "none" else EncodedMemory(memory),
+        overlap=plan.overlap,
+        scheduling=SchedulingOptions.of(settings),
+        drafter=parts.drafter,
+        step_log=StepLog.of(settings.log_steps),
+        processors=processors,
+        resources=resources,
+    )
+    _log_ready(parts.info, plan, resources.buckets, time.monotonic() - started)
+    return engine
+
+
+@dataclass(frozen=True, slots=True)
+class _Loaded:
+    """An engine's weights, the models that use them, and the digests of the target's."""
+
+    model: Model
+    draft_model: Model | None
+    head: LoadedHead | None
+    digests: Sequence[TensorDigest]
+
+
+def _load(settings: TorchSettings, plan: EnginePlan) -> _Loaded:
     weights_there = settings.load_format != "dummy"
     states = file_states(settings.model) if weights_there else {}
     digests = _digests(settings, plan)
-    with _no_memory_left(plan):
-        model = _load_model(settings, plan)
-        if weights_there:
-            check_unchanged(settings.model, states)
-        second, head = _load_draft_model(plan), _load_head(plan, model)
-        plan = _profiled(plan, model, second)
-        runner = _runner(plan, model)
-        runner.logprobs_mode = settings.logprobs_mode
-        if plan.exact and not runner.exact:
-            plan = _not_exact(plan, settings)
-        drafting: Proposer | None = _draft_model(plan, second)
-        if head is not None:
-            drafting = head_proposer(plan, head, runner, model.ops)
-        with ProgressLine(sys.stderr) as line:
-            warm_all(runner.buckets, runner.warm, runner.warm_eager, line)
+    model = _load_model(settings, plan)
+    if weights_there:
+        check_unchanged(settings.model, states)
+    return _Loaded(model, _load_draft_model(plan), _load_head(plan, model), digests)
+
+
+class TorchResources:
+    """The memory of a torch engine, and how its parts are built on it.
+
+    Weights live in closures of layers, so they are never replaced where they are: the models are
+    dropped and loaded again. The pool stays (see TorchMemory.free); all else is built again by
+    start(), which on CUDA records the decode steps again, since the addresses have changed.
+    """
+
+    def __init__(self, settings: TorchSettings, plan: EnginePlan, loaded: _Loaded) -> None:
+        self.plan = plan
+        self.memory = TorchMemory(plan.layout, plan.num_blocks, plan.device)
+        self.buckets: Sequence[int] = ()
+        self._settings = settings
+        self._loaded: _Loaded | None = loaded
+        self._moved: MovedTensors | None = None  # the weights, if they are in host memory
+        self._kv_there = True
+        # Removes the folder of weights that were given as tensors, at the latest with this object.
+        self._remove_written: Callable[[], object] = nothing
+
+    def free_kv(self) -> None:
+        self.memory.free()
+        self._kv_there = False
+        self._return_memory()
+
+    def restore_kv(self) -> None:
+        if not self._kv_there:
+            self.memory.restore()
+            self._kv_there = True
+
+    def free_weights(self, level: SleepLevel) -> None:
+        if level == 2:
+            self._loaded = self._moved = None
+        elif self._loaded is not None and self._moved is None and self.plan.device.type != "cpu":
+            self._moved = MovedTensors.of(self._loaded)
+        self._return_memory()
+
+    def restore_weights(self) -> None:
+        if self._moved is not None:
+            self._moved.move_back()
+            self._moved = None
+        if self._loaded is None:
+            self._load(self._settings, self._version(self._settings))
+
+    def replace_weights(self, weights: Path | Mapping[str, torch.Tensor]) -> None:
+        remove = self._remove_written
+        if isinstance(weights, Path):
+            self._replace_weights(weights)
+            self._remove_written = nothing
+        else:
+            written = Path(mkdtemp(prefix="baton-weights-"))
+            finalizer = weakref.finalize(self, shutil.rmtree, written, ignore_errors=True)
+            try:
+                write_version(self._settings.model, weights, written)
+                self._replace_weights(written)
+            except BaseException:
+                finalizer()
+                raise
+            self._remove_written = finalizer
+        remove()
+
+    def _replace_weights(self, model: Path) -> None:
+        name = self._settings.name or self._settings.model.resolve().name
+        settings = replace(self._settings, model=model, name=name)
+        plan = self._version(settings)
+        if settings.load_format != "dummy":
+            _digests(settings, plan)  # finds broken files before the old weights are dropped
+        were_there, old = self._loaded is not None, (self._settings, self.plan)
+        self.free_weights(2)
+        try:
+            self._load(settings, plan)
+        except (EngineError, OSError):
+            if were_there:
+                self._load(*old)
+            raise
+
+    def _version(self, settings: TorchSettings) -> EnginePlan:
+        """The plan for the weights that are in the folder now. Raises SettingsError unless they are
+        of the same model: the pool and all sizes stay."""
+        config = read_config(settings.model, settings.model_impl, settings.quantization)
+        config = config.limited_to(settings.max_model_len)
+        head = plan_head(settings, config)
+        was = self.plan
+        asked = layout_of(settings, config), config.canonical(), config.quantization
+        if asked != (was.layout, was.config.canonical(), was.config.quantization):
+            raise SettingsError(
+                f"{settings.model} is no version of the model that runs: its config asks for other"
+                " layers, sizes or formats; start an engine with it instead"
+            )
+        return replace(was, config=config, head=head)
+
+    def _load(self, settings: TorchSettings, plan: EnginePlan) -> None:
+        started = time.monotonic()
+        with _no_memory_left(plan):
+            self._loaded = _load(settings, plan)
+        self._settings, self.plan = settings, plan
+        logger.info("loaded %s again in %.1f s", settings.model, time.monotonic() - started)
+
+    def _return_memory(self) -> None:
+        """What nobody uses goes back to the kernel, or to the device."""
+        gc.collect()  # models have cycles
+        if self.plan.device.type == "cpu":
+            return_freed_memory()
+        else:
+            torch.cuda.empty_cache()
+
+    def start(self) -> EngineParts:
+        assert self._loaded is not None, "the weights are away"
+        loaded, plan = self._loaded, self.plan
+        with _no_memory_left(plan):
+            runner = _runner(plan, loaded.model, self.memory)
+            runner.logprobs_mode = self._settings.logprobs_mode
+            if plan.exact and not runner.exact:
+                self.plan = plan = _not_exact(plan, self._settings)
+            drafting: Proposer | None = _draft_model(plan, loaded.draft_model)
+            if loaded.head is not None:
+                drafting = head_proposer(plan, loaded.head, runner, loaded.model.ops)
+            with ProgressLine(sys.stderr) as line:
+                warm_all(runner.buckets, runner.warm, runner.warm_eager, line)
+        self.buckets = runner.buckets
+        drafter = make_drafter(
+            *(self._settings.speculative_config, plan.config.vocab_size, drafting),
+            overlap=plan.overlap,
+        )
+        info = _info(self._settings, plan, loaded)
+        return EngineParts(info, runner, _host_memory(self.memory, plan), drafter)
+
+
+def nothing() -> None:
+    """There is nothing to remove."""
+
+
+def _info(settings: TorchSettings, plan: EnginePlan, loaded: _Loaded) -> EngineInfo:
     quantized = plan.config.quantization
-    info = EngineInfo(
+    return EngineInfo(
         kind="torch",
         model=settings.name or settings.model.resolve().name,
-        fingerprint=fingerprint(digests, plan.layout, _canonical(plan, model)),
+        fingerprint=fingerprint(
+            list(loaded.digests), plan.layout, _canonical(settings, plan, loaded.model)
+        ),
         layout=plan.layout,
         num_blocks=plan.num_blocks,
         max_model_len=plan.max_model_len,
@@ -112,20 +279,6 @@ def build_torch(
         weights=quantized.method if quantized is not None else plan.demand.dtype,
         max_logprobs=settings.logprobs_of(plan.config.vocab_size),
     )
-    memory = runner.memory
-    engine = EngineCore(
-        *(info, runner, _host_memory(memory, plan)),
-        stored=memory if plan.layout.codec == "none" else EncodedMemory(memory),
-        overlap=plan.overlap,
-        scheduling=SchedulingOptions.of(settings),
-        drafter=make_drafter(
-            settings.speculative_config, info.vocab_size, drafting, overlap=plan.overlap
-        ),
-        step_log=StepLog.of(settings.log_steps),
-        processors=processors,
-    )
-    _log_ready(info, plan, runner.buckets, time.monotonic() - started)
-    return engine
 
 
 def _not_exact(plan: EnginePlan, settings: TorchSettings) -> EnginePlan:
@@ -141,7 +294,8 @@ def _not_exact(plan: EnginePlan, settings: TorchSettings) -> EnginePlan:
 def build_runner(settings: TorchSettings) -> TorchRunner:
     """Build only the runner, for tests and benchmarks of single steps."""
     plan = _plan(settings, free_memory)
-    return _runner(plan, _load_model(settings, plan))
+    memory = TorchMemory(plan.layout, plan.num_blocks, plan.device)
+    return _runner(plan, _load_model(settings, plan), memory)
 
 
 def _plan(settings: TorchSettings, free: Callable[[], int | None]) -> EnginePlan:
@@ -151,12 +305,14 @@ def _plan(settings: TorchSettings, free: Callable[[], int | None]) -> EnginePlan
     return replace(plan, config=plan.config.limited_to(settings.max_model_len))
 
 
-def _canonical(plan: EnginePlan, model: Model) -> str:
+def _canonical(settings: TorchSettings, plan: EnginePlan, model: Model) -> str:
     """The config's part of the fingerprint. Nodes with --batch-invariant exchange KV only with
     nodes that compute the same bits: KV of other arithmetic would change theirs."""
     canonical = plan.config.canonical()
     if plan.layout.dtype in CODES:  # else the layout has the dtype
         canonical = f"{canonical} computed in {plan.demand.dtype}"
+    if settings.matmul_precision != "highest":
+        canonical = f"{canonical} matmul {settings.matmul_precision}"
     if not plan.exact:
         return canonical
     return f"{canonical} batch-invariant {_device_kind(plan)} {plan.kernels} {model.bits}"
@@ -181,6 +337,7 @@ def _digests(settings: TorchSettings, plan: EnginePlan) -> list[TensorDigest]:
 
 def _load_model(settings: TorchSettings, plan: EnginePlan) -> Model:
     torch.set_num_threads(plan.threads)
+    torch.set_float32_matmul_precision(settings.matmul_precision)
     for cache in PRODUCT_CACHES:
         os.environ.setdefault(cache, PRODUCTS_KEPT)
     if plan.device.type == "cuda":
@@ -248,7 +405,7 @@ def _draft_model(plan: EnginePlan, model: Model | None) -> DraftModel | None:
     own = plan.of_draft_model
     if model is None or own is None:
         return None
-    runner = _runner(own, model)
+    runner = _runner(own, model, TorchMemory(own.layout, own.num_blocks, own.device))
     with ProgressLine(sys.stderr) as line:
         warm_all(runner.buckets, runner.warm, runner.warm_eager, line)
     limits = DraftLimits(
@@ -274,8 +431,7 @@ def _profile_runner(plan: EnginePlan, model: Model) -> TorchRunner:
     return TorchRunner(model, memory, _attention(plan, memory))
 
 
-def _runner(plan: EnginePlan, model: Model) -> TorchRunner:
-    memory = TorchMemory(plan.layout, plan.num_blocks, plan.device)
+def _runner(plan: EnginePlan, model: Model, memory: TorchMemory) -> TorchRunner:
     attention = _attention(plan, memory)
     forward = forward_steps(
         *(model, memory, attention),

@@ -5,7 +5,9 @@
     |-- ModelError          the folder has no model that can be served
     |   |-- UnsupportedModel   an unsupported architecture or feature; the message names the value
     |   `-- WeightsError       tensors are missing, left over or of the wrong shape
-    `-- OutOfMemory         a step needs more memory than the device has; a smaller one may fit
+    |-- OutOfMemory         a step needs more memory than the device has; a smaller one may fit
+    |-- EngineBusy          requests or transfers are in flight, so the engine cannot sleep
+    `-- EngineAsleep        the engine sleeps, so it computes nothing
 
 Each message is one line with the offending value and what to do.
 """
@@ -35,3 +37,11 @@ class WeightsError(ModelError):
 
 class OutOfMemory(EngineError):
     """The step was not launched, and the runner's state is as before."""
+
+
+class EngineBusy(EngineError):
+    """Nothing has changed."""
+
+
+class EngineAsleep(EngineError):
+    """Nothing has changed."""

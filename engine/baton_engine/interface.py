@@ -17,7 +17,7 @@ from __future__ import annotations
 from array import array
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Literal, Protocol
+from typing import Any, Literal, Protocol, get_args
 
 import msgspec
 
@@ -28,6 +28,16 @@ from baton_protocol.request import PositionLogprobs
 from baton_protocol.sampling import MAX_LOGPROBS, FinishReason, SamplingParams
 from baton_protocol.store import Exact
 
+# What an engine gives back while it sleeps, by vLLM's names.
+Part = Literal["weights", "kv_cache"]
+PARTS: tuple[Part, ...] = get_args(Part)
+# Where weights are meanwhile. 1: in host memory (on a CPU they are there, and stay). 2: nowhere;
+# they are loaded again from the model's folder.
+SleepLevel = Literal[1, 2]
+LEVELS: tuple[SleepLevel, ...] = get_args(SleepLevel)
+# What an engine does that should sleep while requests run.
+SleepMode = Literal["refuse", "abort"]
+MODES: tuple[SleepMode, ...] = get_args(SleepMode)
 # In place of a block that a sequence does not hold.
 PADDING = BlockId(0)
 # Changes the logits of one position, float32 [V], in place or not, and returns them. `prompt` and

@@ -7,12 +7,13 @@ imported when it is first needed. A folder without a tokenizer accepts token ids
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from itertools import count
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
 
 from baton_engine.core.engine_core import EngineCore
+from baton_engine.interface import SleepLevel, SleepMode
 from baton_engine.llm_engine import LLMEngine
 from baton_engine.offline.arguments import EngineArgs
 from baton_engine.offline.beam_outputs import BeamSearchOutput, BeamSearchParams, beam_output
@@ -25,6 +26,8 @@ from baton_engine.offline.prompts import Prompt, as_prompts
 from baton_protocol.sampling import SamplingParams as WireParams
 
 if TYPE_CHECKING:
+    import torch
+
     from baton_text.tokenizer import Tokenizer
 
 
@@ -128,6 +131,22 @@ class LLM:
         requests do not hinder it."""
         self.engine.reset_prefix_cache()
         return True
+
+    def sleep(self, level: SleepLevel = 1, mode: SleepMode = "refuse") -> None:
+        """Give memory back until wake_up(): that of KV, and at level 2 that of weights (see
+        EngineCore.sleep)."""
+        self.engine.sleep(level, mode)
+
+    def wake_up(self, tags: Collection[str] | None = None) -> None:
+        """Restore what the tags name ("weights", "kv_cache"), or all."""
+        self.engine.wake_up(tags)
+
+    def update_weights(
+        self, path: Path | str | None = None, tensors: Mapping[str, torch.Tensor] | None = None
+    ) -> None:
+        """Use the weights of another folder from now on, or replace some tensors (see
+        EngineCore.update_weights)."""
+        self.engine.update_weights(None if path is None else Path(path), tensors)
 
     def get_tokenizer(self) -> Tokenizer:
         """Raises ModelError if the model has no tokenizer."""

@@ -184,7 +184,8 @@ class Load(msgspec.Struct, frozen=True, tag="load"):
     """A node's current state and load.
 
     `reason` says why the node drains and `replaced_by` which revision replaces it, both as in
-    DrainNode. `leaving` asks routers to move their running requests to other nodes.
+    DrainNode. `leaving` asks routers to move their running requests to other nodes. A node that is
+    `asleep` drains, and its engine has given its memory back.
     """
 
     epoch: Epoch
@@ -196,6 +197,7 @@ class Load(msgspec.Struct, frozen=True, tag="load"):
     reason: Text = ""
     leaving: bool = False
     replaced_by: Text = ""
+    asleep: bool = False
 
 
 class CacheEvents(msgspec.Struct, frozen=True, tag="cache"):

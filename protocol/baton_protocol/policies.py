@@ -24,7 +24,9 @@ StoreCare = Literal["apply", "check"]
 # Which engine a node has; sim is the simulated one.
 EngineKind = Literal["torch", "sim"]
 # What an engine computes in; auto: the checkpoint's dtype, or what the device is fast in.
-DType = Literal["auto", "float32", "bfloat16"]
+DType = Literal["auto", "float32", "bfloat16", "float16"]
+# How a GPU multiplies float32 matrices, by torch's names.
+MatmulPrecision = Literal["highest", "high", "medium"]
 # How weights of a plain checkpoint are rounded while they are loaded.
 Quantization = Literal["none", "fp8", "int8", "int4"]
 # What K and V are kept in; auto: what the checkpoint is made for, which is the compute dtype for

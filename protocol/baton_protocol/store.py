@@ -436,7 +436,8 @@ class NodeReport(msgspec.Struct, frozen=True, kw_only=True):
     `model_made` is when its model's files were written, in Unix seconds (0: it has no files).
     `exact` is that of its engine; a node that does not report it counts as "numeric". `weights` is
     the dtype of its weights, or how they are quantized ("": unknown or none). `max_logprobs` is how
-    many likely tokens a request may ask for at a position.
+    many likely tokens a request may ask for at a position. A node that is `asleep` drains, and its
+    engine has given its memory back.
     """
 
     node: Name
@@ -465,6 +466,7 @@ class NodeReport(msgspec.Struct, frozen=True, kw_only=True):
     exact: Exact = "numeric"
     weights: Text = ""
     max_logprobs: Count = MAX_LOGPROBS
+    asleep: bool = False
 
 
 def exact_together(nodes: Iterable[Exact]) -> Exact:

@@ -153,6 +153,12 @@ EDITS = (
         "--quantization=int8",
     ),
     Edit(
+        "engine.matmulPrecision",
+        {"engine": {"kind": "sim", "matmulPrecision": "high"}},
+        NODES,
+        "--matmul-precision=high",
+    ),
+    Edit(
         "engine.kvCacheDtype",
         {"engine": {"kind": "sim", "kvCacheDtype": "int8"}},
         NODES,

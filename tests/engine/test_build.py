@@ -95,6 +95,12 @@ def test_the_number_of_threads_is_set(folder: Path) -> None:
         ({"host_kv_memory": -1}, "--host-kv-memory is -1"),
         ({"host_kv_memory": 100}, "--host-kv-memory 100 holds no block of"),
         ({"kv_shards": 0}, "--kv-shards is 0"),
+        ({"dtype": "float16"}, "--dtype float16 is computed on cuda only"),
+        (
+            {"dtype": "float16", "kernels": "triton", "kv_cache_dtype": "int8"},
+            "--kv-cache-dtype int8 needs --dtype bfloat16",
+        ),
+        ({"matmul_precision": "high"}, "--matmul-precision high is for cuda"),
         ({"kv_shards": 3}, "--kv-shards 3 does not divide the model's 2 KV heads; use one of 1, 2"),
     ],
 )

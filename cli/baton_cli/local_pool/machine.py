@@ -6,6 +6,7 @@ engines of the pool: engines of different dtypes cannot exchange KV.
 
 from __future__ import annotations
 
+import logging
 import os
 from collections.abc import Mapping
 from pathlib import Path
@@ -18,6 +19,8 @@ CPUINFO = Path("/proc/cpuinfo")
 CPU_QUOTA = Path("/sys/fs/cgroup/cpu.max")
 # Without these, bf16 is emulated: 2-4 times slower than float32.
 BF16_FLAGS = frozenset({"avx512_bf16", "amx_bf16", "bf16"})
+
+logger = logging.getLogger(__name__)
 
 
 def cores() -> int:
@@ -65,6 +68,12 @@ def decide_dtype(
     if requested != "auto":
         return requested
     saved = config.get("dtype") or config.get("torch_dtype")
+    chosen: DType = "float32"
     if saved == "float32":
-        return "float32"
-    return "bfloat16" if on_cuda(device) or flags & BF16_FLAGS else "float32"
+        why = "as the checkpoint has"
+    elif on_cuda(device) or flags & BF16_FLAGS:
+        chosen, why = "bfloat16", "in which the device computes"
+    else:
+        why = "since this CPU does not compute in bfloat16"
+    logger.info("--dtype auto: %s, %s", chosen, why)
+    return chosen

@@ -23,7 +23,7 @@ from baton_engine.errors import SettingsError
 from baton_protocol.errors import exact
 from baton_protocol.layout import StoreCodec
 from baton_protocol.options import ByteSize, option, option_of
-from baton_protocol.policies import DType, KVCacheDType, Quantization
+from baton_protocol.policies import DType, KVCacheDType, MatmulPrecision, Quantization
 from baton_protocol.sampling import ALL_LOGPROBS, MAX_LOGPROBS
 
 # The type of options that name a device.
@@ -50,7 +50,12 @@ class EngineConfig:
     dtype: DType = option(
         "auto",
         "auto: the checkpoint's, float32 for float16; of `baton up`: bfloat16 if the device"
-        " computes in it and the checkpoint is not float32",
+        " computes in it and the checkpoint is not float32; float16: on cuda only",
+    )
+    matmul_precision: MatmulPrecision = option(
+        "highest",
+        "how cuda multiplies float32 matrices; high and medium are faster and less exact, and nodes"
+        " with different values share no KV",
     )
     quantization: Quantization = option(
         "none",
@@ -308,6 +313,35 @@ class TorchSettings(EngineConfig):
         """Settings with the engine options of `config` (which may be a subclass with more fields),
         the model folder and the fields in `more`."""
         return cls(model=model, **config.engine_options(), **more)
+
+    def check(self) -> None:
+        EngineConfig.check(self)
+        check_dtype(self)
+
+
+def check_dtype(config: EngineConfig) -> None:
+    """Raise SettingsError if the device does not compute in this dtype, or with this precision."""
+    cuda = on_cuda(config.device)
+    if config.dtype == "float16":
+        if not cuda and config.kernels != "triton":  # in triton's interpreter, for tests
+            raise SettingsError(
+                f"--dtype float16 is computed on cuda only, and --device is {config.device}: use"
+                " float32, which has all numbers of float16, or bfloat16"
+            )
+        for flag, value in (
+            ("--kv-cache-dtype", config.kv_cache_dtype),
+            ("--store-codec", config.store_codec),
+        ):
+            if value not in ("auto", "none"):
+                raise SettingsError(
+                    f"{flag} {value} needs --dtype bfloat16 or float32: float16 has too few"
+                    " exponents for a power of two per row"
+                )
+    if config.matmul_precision != "highest" and not cuda:
+        raise SettingsError(
+            f"--matmul-precision {config.matmul_precision} is for cuda, and --device is"
+            f" {config.device}: a CPU would round float32 to bfloat16; use --dtype bfloat16"
+        )
 
 
 def on_cuda(device: str) -> bool:

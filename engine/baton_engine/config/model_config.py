@@ -223,5 +223,12 @@ def compute_dtype(config: ModelConfig, wanted: str) -> str:
     return wanted
 
 
+def why_auto(config: ModelConfig) -> str:
+    """Why "auto" is what it is, for the log."""
+    if config.dtype == "float16":
+        return "which has all numbers of the checkpoint's float16"
+    return "as the checkpoint has"
+
+
 def _needs_long(rope: RopeConfig, length: int) -> bool:
     return rope.type == "longrope" and length > rope.original_max_positions

@@ -23,7 +23,9 @@ from __future__ import annotations
 
 import logging
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Collection, Mapping, Sequence
+from pathlib import Path
+from typing import Any
 
 from baton_engine.config.request_processors import changes_for
 from baton_engine.config.scheduling_options import DEFAULT_SCHEDULING, SchedulingOptions
@@ -33,10 +35,14 @@ from baton_engine.core.kv_chunks import full_chunks
 from baton_engine.core.request_limits import RequestLimits
 from baton_engine.core.requests import RunningRequests
 from baton_engine.core.reservations import NOTHING, Landed, Reservations
+from baton_engine.core.sleep import EngineParts, NoRunner, Resources, checked_parts
 from baton_engine.core.step_log import StepLog
 from baton_engine.core.totals import Totals
-from baton_engine.errors import OutOfMemory
+from baton_engine.errors import EngineAsleep, EngineBusy, OutOfMemory, SettingsError
 from baton_engine.interface import (
+    LEVELS,
+    MODES,
+    PARTS,
     CacheChange,
     Complete,
     EngineInfo,
@@ -44,8 +50,11 @@ from baton_engine.interface import (
     KVMemory,
     LogitsProcessor,
     Matcher,
+    Part,
     Reservation,
     Runner,
+    SleepLevel,
+    SleepMode,
     StepResult,
     StoredMemory,
 )
@@ -93,19 +102,20 @@ class EngineCore:
         scheduling: SchedulingOptions = DEFAULT_SCHEDULING,
         step_log: StepLog | None = None,
         processors: Sequence[LogitsProcessor] = (),
+        resources: Resources | None = None,
     ) -> None:
+        """`resources` own the memory that sleep() gives back."""
         if runner.memory.layout != info.layout:
             raise ValueError(f"the runner's pool is {runner.memory.layout}, not {info.layout}")
-        self.info = info
         self.scheduling = scheduling
         self.memory: KVMemory = runner.memory
         # The pool as the store has it: with a codec, in other bytes.
         self.stored: StoredMemory = runner.memory if stored is None else stored
         self.overlap = overlap
-        self._runner = runner
-        self._drafter = drafter
         self._processors = processors
         self._step_log = step_log
+        self._resources = resources
+        self._away: frozenset[Part] = frozenset()  # what is not there: nothing can be computed
         caching = scheduling.enable_prefix_caching
         self._pool = BlockPool(info.num_blocks, HostTier(host), info.layout, caching=caching)
         self._scheduler = scheduler_class(scheduling.scheduler_cls)(
@@ -113,17 +123,10 @@ class EngineCore:
             info.layout,
             max_batched_tokens=info.max_batched_tokens,
             max_num_seqs=info.max_num_seqs,
-            drafter=drafter,
             options=scheduling,
         )
-        self._limits = RequestLimits(info)
-        self._in_flight = InFlightSteps(info, runner, self._pool, self._scheduler, step_log)
         self._reservations = Reservations(self._pool, self._scheduler, info.layout)
-        self._requests = RunningRequests(
-            info.layout, self._pool, self._scheduler, self._reservations, self._in_flight
-        )
-        self._states = self._requests.states
-        self._reader = ResultReader(info, self._limits, self._pool, self._scheduler, self._requests)
+        self._use(EngineParts(info, runner, host, drafter))
         self._holds: Counter[BlockId] = Counter()
         # What the next step reports: until it is read, the requests that ended between steps, and
         # the choices that were submitted complete.
@@ -133,6 +136,21 @@ class EngineCore:
         self._arrivals = 0
         self._starved = False
         self._totals = Totals()
+
+    def _use(self, parts: EngineParts) -> None:
+        """Compute with these from now on. Nothing is in flight."""
+        self.info = info = parts.info
+        self._runner = parts.runner
+        self._drafter = self._scheduler.drafter = parts.drafter
+        self._limits = RequestLimits(info)
+        self._in_flight = InFlightSteps(
+            info, parts.runner, self._pool, self._scheduler, self._step_log
+        )
+        self._requests = RunningRequests(
+            info.layout, self._pool, self._scheduler, self._reservations, self._in_flight
+        )
+        self._states = self._requests.states
+        self._reader = ResultReader(info, self._limits, self._pool, self._scheduler, self._requests)
 
     @property
     def runner(self) -> Runner:
@@ -162,6 +180,7 @@ class EngineCore:
 
         Raises InvalidRequest or PromptTooLong for a request that can never run, as submit() does.
         """
+        self._check_awake()
         self._limits.check(request)
         return self._reservations.reserve(request, self.block_hashes(request))
 
@@ -197,9 +216,10 @@ class EngineCore:
           parameters have one. Each choice gets a copy, which first accepts the choice's outputs.
           The choice ends when only EOS could follow.
 
-        Raises PromptTooLong or InvalidRequest for a request that can never run. If this raises, the
-        caller still owns the reservation.
+        Raises PromptTooLong or InvalidRequest for a request that can never run, and EngineAsleep.
+        If this raises, the caller still owns the reservation.
         """
+        self._check_awake()
         self._limits.check(request)
         request = self._limits.with_counts(request)
         changes = changes_for(self._processors, request.params.extra_args)
@@ -307,6 +327,113 @@ class EngineCore:
             raise ValueError(f"blocks {sorted(missing)} are given back and were not held")
         self._holds.subtract(blocks)
         self._pool.release(blocks)
+
+    # --- sleep ------------------------------------------------------------------------------------
+
+    @property
+    def is_sleeping(self) -> bool:
+        """Whether a part is away, so that nothing can be computed."""
+        return bool(self._away)
+
+    @property
+    def away(self) -> tuple[Part, ...]:
+        """The parts that are away."""
+        return tuple(part for part in PARTS if part in self._away)
+
+    def sleep(self, level: SleepLevel = 1, mode: SleepMode = "refuse") -> None:
+        """Give back the memory of KV and, as `level` says, of weights, until wake_up(). The prefix
+        cache is dropped, with the host tier. At level 1 weights move to host memory: on a CPU they
+        are there, and stay. At level 2 they are dropped.
+
+        Raises EngineBusy, without any effect, while a request or a transfer is in flight. With the
+        mode "abort", requests are forgotten instead, as abort() does. Raises SettingsError for
+        another level or mode.
+        """
+        if level not in LEVELS:
+            raise SettingsError(f"sleep level {level} is unknown; use 1 or 2")
+        if mode not in MODES:
+            raise SettingsError(f"sleep mode {mode!r} is unknown; use {' or '.join(MODES)}")
+        if mode == "abort":
+            for request in list(self._states):
+                self.abort(request)
+        resources = self._idle_resources("sleep")
+        self._stop_computing()
+        resources.free_kv()
+        resources.free_weights(level)
+
+    def wake_up(self, tags: Collection[str] | None = None) -> None:
+        """Restore the parts that `tags` name ("weights", "kv_cache"), or all. The engine computes
+        again when both are there. If the model's folder has other weights than before, the engine
+        has another fingerprint. Raises ModelError or SettingsError if a part cannot be restored;
+        then the engine still sleeps."""
+        wanted = checked_parts(tags) & self._away
+        if not wanted or self._resources is None:
+            return
+        if "weights" in wanted:  # first: loading them needs memory beyond theirs
+            self._resources.restore_weights()
+        if "kv_cache" in wanted:
+            self._resources.restore_kv()
+        self._use_resources(self._resources, self._away - wanted)
+
+    def update_weights(
+        self, path: Path | None = None, tensors: Mapping[str, Any] | None = None
+    ) -> None:
+        """Compute with other weights from now on: those in the folder `path`, or the present ones
+        with some `tensors` replaced, by their names in the folder. The fingerprint follows, and
+        with it the names of blocks: KV of the old weights is never used again. An engine that
+        sleeps gets its weights back, and sleeps on if its KV is away.
+
+        Raises EngineBusy, without any effect, while a request or a transfer is in flight: no
+        request mixes two versions. Raises ModelError or SettingsError, with the old weights in
+        place, if these are of no version of this model.
+        """
+        weights = path if tensors is None else tensors
+        if weights is None or (path is not None and tensors is not None):
+            raise SettingsError("update_weights takes a path or tensors, one of both")
+        resources, away = self._idle_resources("take other weights"), self._away
+        self._stop_computing()
+        try:
+            resources.replace_weights(weights)
+            away -= {"weights"}
+        finally:
+            self._use_resources(resources, away)
+
+    def _use_resources(self, resources: Resources, away: frozenset[Part]) -> None:
+        """Compute again if no part is away."""
+        if not away:
+            parts = resources.start()
+            self._pool.host.use(parts.host)
+            self._use(parts)
+        self._away = away
+
+    def _stop_computing(self) -> None:
+        """Forget the cache, and drop all references to what computes, so that its memory can be
+        freed. Until the parts are used again, all count as away."""
+        self._pool.reset_cache()
+        self._pool.host.use(None)
+        self._use(EngineParts(self.info, NoRunner(self.memory)))
+        self._away = frozenset(PARTS)
+
+    def _idle_resources(self, act: str) -> Resources:
+        if self._resources is None:
+            raise SettingsError(f"this engine cannot {act}: nothing owns its memory")
+        if not self._states:  # blocks of aborted requests, and steps that only those are in
+            self._requests.release_lingering()
+            while self._in_flight:
+                self._in_flight.read()
+        held = len(+self._holds) + sum(1 for _ in self._reservations.blocks())
+        if self._states or held:
+            raise EngineBusy(
+                f"the engine cannot {act} now: {len(self._states)} requests run and {held} blocks"
+                " are reserved or in transfer; wait for them, or abort them first"
+            )
+        return self._resources
+
+    def _check_awake(self) -> None:
+        if self._away:
+            raise EngineAsleep(
+                f"the engine sleeps without {' and '.join(sorted(self._away))}; wake it up first"
+            )
 
     # --- steps ------------------------------------------------------------------------------------
 

@@ -47,6 +47,12 @@ class HostTier:
         self._due: list[Copy] = []
         self.stored = self.loaded = self.evicted = 0
 
+    def use(self, memory: HostMemory | None) -> None:
+        """Keep content in other memory from now on. Nothing is kept: see clear()."""
+        assert not self._kept, "the tier still keeps content"
+        self.settle()
+        self._memory = memory
+
     def __len__(self) -> int:
         """Number of blocks kept."""
         return len(self._kept)

@@ -20,6 +20,7 @@ from baton_engine.errors import SettingsError
 from baton_engine.kv.device_copies import DeviceCopies
 from baton_engine.kv.head_shards import Bytes, HeadShards, widest_word
 from baton_engine.kv.staging import stage
+from baton_engine.memory.malloc import empty_pages
 from baton_protocol.ids import BlockId
 from baton_protocol.layout import KVLayout
 
@@ -68,6 +69,26 @@ class TorchMemory:
         self._words = self.pool.view(widest_word(layout.block_bytes))
         self._share = layout.block_bytes // layout.kv_shards
         self._copies = DeviceCopies(device, self._share)
+
+    def free(self) -> None:
+        """Give the pool's memory back. Its views stay valid after restore(), and on a CPU its
+        addresses, too: other threads may have them. Nobody reads or writes it meanwhile."""
+        if self._bytes is not None:
+            empty_pages(self._bytes.ctypes.data, self._bytes.nbytes)
+        else:
+            self.pool.untyped_storage().resize_(0)
+
+    def restore(self) -> None:
+        """Take the memory again, as zeros. Raises SettingsError if there is none."""
+        try:
+            if self._bytes is None:
+                self.pool.untyped_storage().resize_(self.pool.nbytes)
+            self.pool.zero_()
+        except RuntimeError as error:
+            raise SettingsError(
+                f"no memory for the KV pool of {self.pool.nbytes} bytes: others have taken it"
+                " while the engine slept"
+            ) from error
 
     @property
     def fields(self) -> Mapping[str, torch.Tensor]:

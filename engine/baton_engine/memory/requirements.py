@@ -28,7 +28,7 @@ CPU_SHARE = 0.9
 # launches of a step that is not recorded take 4 to 5 ms, in which a large card computes 2,000
 # tokens of a small model, so a large card gets longer steps. An A100 with "40 GB" has 42 * 10^9
 # bytes.
-BATCHED_TOKENS_CPU = {"float32": 256, "bfloat16": 512}
+BATCHED_TOKENS_CPU = {"float32": 256, "bfloat16": 512, "float16": 512}
 BATCHED_TOKENS_CUDA = 2048
 BATCHED_TOKENS_LARGE_CARD = 8192
 LARGE_CARD_BYTES = 40 * 10**9

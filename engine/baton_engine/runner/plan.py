@@ -17,7 +17,7 @@ from baton_engine.attention.selector import Kernels, choose_kernels
 from baton_engine.config.engine_config import TorchSettings
 from baton_engine.config.families import read_config
 from baton_engine.config.head_config import HeadConfig, read_head
-from baton_engine.config.model_config import ModelConfig, compute_dtype
+from baton_engine.config.model_config import ModelConfig, compute_dtype, why_auto
 from baton_engine.config.speculative import SpeculativeConfig
 from baton_engine.errors import SettingsError
 from baton_engine.kv.host_blocks import slots_for
@@ -132,6 +132,8 @@ def make_plan(
     device = find_device(settings.device, cuda_devices)
     if unused := unused_gpus(settings.device, cuda_devices):
         logger.warning("%s", unused)
+    if settings.dtype == "auto":
+        logger.info("--dtype auto: %s, %s", compute_dtype(config, "auto"), why_auto(config))
     layout = layout_of(settings, config)
     kept = kv_cache_dtype(settings, config)
     if kept != settings.kv_cache_dtype:

@@ -23,7 +23,7 @@ from baton_protocol.layout import KVLayout
 PIECES = ((13, 1, 10), (6, 7, 1))
 # Median difference of log-probabilities, in nats, up to which two computations are the same up to
 # rounding.
-TOLERANCES = {"float32": 0.01, "bfloat16": 0.5}
+TOLERANCES = {"float32": 0.01, "bfloat16": 0.5, "float16": 0.1}
 
 
 def blocks_needed(layout: KVLayout) -> int:

@@ -107,7 +107,7 @@ class Scheduler:
         self._pool = pool
         self._options = options
         self._by_priority = options.scheduling_policy == "priority"
-        self._drafter = drafter
+        self.drafter = drafter
         self._block_size = layout.block_size
         self._groups = layout.num_groups
         self.limits = StepLimits(max_batched_tokens, max_num_seqs)
@@ -159,8 +159,8 @@ class Scheduler:
 
     def end(self, sequence: Sequence) -> list[BlockId]:
         """Same as remove(), for a sequence that has ended."""
-        if self._drafter is not None:
-            self._drafter.forget(sequence)
+        if self.drafter is not None:
+            self.drafter.forget(sequence)
         return self.remove(sequence)
 
     def rewind(self, sequence: Sequence, launched: int, awaited: int, step: int) -> None:
@@ -198,8 +198,8 @@ class Scheduler:
         budget = self._schedule_decoding(pieces, filling, ahead=ahead)
         if budget is None:
             return []
-        if self._drafter is not None and self.preemptions == before:
-            pieces, budget = self._with_drafts(pieces, budget, self._drafter)
+        if self.drafter is not None and self.preemptions == before:
+            pieces, budget = self._with_drafts(pieces, budget, self.drafter)
         alone = len(self.running) + len(self.waiting) == 1
         prompts = PromptPieces(self._options, alone=alone)
         budget = self._schedule_filling(pieces, filling, budget, prompts)

@@ -8,9 +8,10 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, replace
-from typing import Self
+from pathlib import Path
+from typing import Any, Self
 
 import msgspec
 
@@ -18,9 +19,10 @@ from baton_engine.config.batch_limits import DEFAULT_SEQS, batch_limits
 from baton_engine.config.engine_config import EngineConfig, LogSteps, SimConfig, check_bounds
 from baton_engine.config.scheduling_options import DEFAULT_SCHEDULING, SchedulingOptions
 from baton_engine.core.engine_core import EngineCore
+from baton_engine.core.sleep import EngineParts
 from baton_engine.core.step_log import StepLog
 from baton_engine.errors import SettingsError
-from baton_engine.interface import EngineInfo
+from baton_engine.interface import EngineInfo, SleepLevel
 from baton_engine.kv.host_blocks import CopiedBlocks, slots_for
 from baton_engine.memory.host_memory import check_asked, free_memory
 from baton_engine.sim.memory import WORD_BYTES, SimMemory
@@ -251,14 +253,51 @@ def build_sim(
         clock=clock,
         sleep=sleep,
     )
-    host = CopiedBlocks(memory, host_slots) if host_slots else None
-    drafter = make_drafter(
-        settings.speculative_config, settings.vocab_size, overlap=settings.overlap
-    )
+    resources = SimResources(settings, info, runner, host_slots)
+    parts = resources.start()
     return EngineCore(
-        *(info, runner, host),
+        *(parts.info, parts.runner, parts.host),
         overlap=settings.overlap,
-        drafter=drafter,
+        drafter=parts.drafter,
         scheduling=settings.scheduling,
         step_log=StepLog.of(settings.log_steps),
+        resources=resources,
     )
+
+
+class SimResources:
+    """Resources without weights: only the pool's memory is freed."""
+
+    def __init__(
+        self, settings: SimSettings, info: EngineInfo, runner: SimRunner, host_slots: int
+    ) -> None:
+        self._settings = settings
+        self._info = info
+        self._runner = runner
+        self._host_slots = host_slots
+
+    def free_kv(self) -> None:
+        self._runner.memory.free()
+
+    def restore_kv(self) -> None:
+        """The kernel gives pages at their first use."""
+
+    def free_weights(self, level: SleepLevel) -> None:
+        """There are none."""
+
+    def restore_weights(self) -> None:
+        """There are none."""
+
+    def replace_weights(self, weights: Path | Mapping[str, Any]) -> None:
+        raise SettingsError("the simulated engine has no weights to replace")
+
+    def start(self) -> EngineParts:
+        memory, slots, settings = self._runner.memory, self._host_slots, self._settings
+        return EngineParts(
+            self._info,
+            self._runner,
+            CopiedBlocks(memory, slots) if slots else None,
+            make_drafter(
+                settings.speculative_config, settings.vocab_size, overlap=settings.overlap
+            ),
+        )

@@ -8,6 +8,7 @@ from itertools import product
 import numpy as np
 import numpy.typing as npt
 
+from baton_engine.memory.malloc import empty_pages
 from baton_engine.sim.model import MASK, mix
 from baton_protocol.ids import BlockId
 from baton_protocol.layout import KVLayout
@@ -100,6 +101,11 @@ class SimMemory:
         others = len(self._windows) - 1
         self._salts: list[int] = [1, *_odd_words(others, 4).tolist()]
         self._shares: list[int] = [1, *_odd_words(others, 5).tolist()]
+
+    def free(self) -> None:
+        """Give the pool's memory back. It reads as zeros."""
+        for words in (self._pool, *(division.digests for division in self._divisions)):
+            empty_pages(words.ctypes.data, words.nbytes)
 
     def read(
         self, blocks: Sequence[BlockId], into: memoryview, shard: int = 0, group: int = 0

@@ -6,8 +6,8 @@ reports. An idle loop sleeps in select() on the server's socket and the file des
 connector and of the grammars' worker.
 
 In: PrefillJob, RunJob, FirstTokens, NoFirstTokens, Abort, FinishChoice, Drain, Undrain,
-ResetPrefixCache, StartProfile, StopProfile; chunks and inbox entries. Out: Step, JobFailed, Load,
-CacheEvents, Saved, Drained, Profiled; chunks and inbox entries.
+ResetPrefixCache, StartProfile, StopProfile, Sleep, WakeUp; chunks and inbox entries. Out: Step,
+JobFailed, Load, CacheEvents, Saved, Drained, Profiled, Slept; chunks and inbox entries.
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ from collections.abc import Sequence
 
 import msgspec
 
+from baton_engine.errors import EngineError
 from baton_node.engine.grammar_compiler import CompiledGrammar, GrammarCompiler
 from baton_node.engine.job import Job, JobKey, LaterFrame, Times
 from baton_node.engine.loop_context import LoopContext
@@ -32,11 +33,14 @@ from baton_node.ipc.messages import (
     Drained,
     FinishChoice,
     Saved,
+    Sleep,
+    Slept,
     Start,
     StartProfile,
     StopProfile,
     ToEngine,
     Undrain,
+    WakeUp,
 )
 from baton_node.store.base import (
     ChunkCopied,
@@ -102,6 +106,7 @@ class EngineLoop:
         self._short_at: float | None = None
         self._next_expiry = 0.0
         self._saving = self._draining = False  # a Drain is not answered yet by Saved, by Drained
+        self._to_sleep: Sleep | None = None  # not obeyed yet
 
     @property
     def idle(self) -> bool:
@@ -118,7 +123,7 @@ class EngineLoop:
         """Run the loop until the server is gone, which raises EngineSocketClosed."""
         stuck = False
         while True:
-            self._sleep(stuck)
+            self._wait(stuck)
             stuck = not self.turn()
 
     def turn(self) -> bool:
@@ -153,6 +158,30 @@ class EngineLoop:
         if self._draining and self.idle:
             self._draining = False
             self._socket.send(Drained())
+        if self._to_sleep is not None and self.idle:
+            self._sleep_now(self._to_sleep)
+
+    def _sleep_now(self, frame: Sleep) -> None:
+        """Nothing is in flight. The next reports say which chunks left the cache."""
+        self._to_sleep = None
+        error = ""
+        try:
+            self._engine.sleep(frame.level)
+        except EngineError as failure:
+            error = str(failure)
+        self._socket.send(Slept(self._engine.away, error))
+
+    def _wake_up(self, frame: WakeUp) -> None:
+        self._to_sleep = None
+        before, error, changed = self._engine.info.fingerprint, "", False
+        try:
+            self._engine.wake_up(frame.parts)
+            changed = self._engine.info.fingerprint != before
+            if changed:  # the store's connector has the chunks of the old weights
+                self._engine.sleep(2)
+        except EngineError as failure:
+            error = str(failure)
+        self._socket.send(Slept(self._engine.away, error, changed))
 
     def _share_blocks(self) -> None:
         """If the running batch lacks blocks, make a parked job release its own. Parked jobs get
@@ -167,7 +196,7 @@ class EngineLoop:
                 self._short_at = None
         self._freed = self._jobs.freed
 
-    def _sleep(self, stuck: bool) -> None:
+    def _wait(self, stuck: bool) -> None:
         if self._engine.has_work():
             timeout = STUCK_S if stuck else 0.0
         else:
@@ -202,6 +231,10 @@ class EngineLoop:
                 self._profiler.start(frame)
             case StopProfile():
                 self._profiler.stop()
+            case Sleep():
+                self._to_sleep = frame
+            case WakeUp():
+                self._wake_up(frame)
             case Start():
                 logger.error("ignoring a second start frame")
 
@@ -215,6 +248,9 @@ class EngineLoop:
             self._send_failure(
                 key, Unavailable("fetches of this attempt are still ending; try again")
             )
+            return
+        if self._engine.is_sleeping:
+            self._send_failure(key, Unavailable("this node is asleep"))
             return
         try:
             check_request(request, self._engine.info)

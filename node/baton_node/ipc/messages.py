@@ -2,9 +2,9 @@
 
     server -> engine   Start (first)  PrefillJob  RunJob  FirstTokens  NoFirstTokens  Abort
                        FinishChoice  Drain  Undrain  ResetPrefixCache
-                       StartProfile  StopProfile
+                       StartProfile  StopProfile  Sleep  WakeUp
     engine -> server   EngineReady or SetupFailed (first)  Step  JobFailed  Load  CacheEvents
-                       Saved  Drained  Profiled
+                       Saved  Drained  Profiled  Slept
 
 Records of the router link are reused where they have the same meaning. A frame's payload is
 MessagePack (see `framing`). When the stream ends, both processes end.
@@ -14,7 +14,14 @@ from __future__ import annotations
 
 import msgspec
 
-from baton_engine.interface import Complete, Drafts, EngineInfo, TokenOut
+from baton_engine.interface import (
+    Complete,
+    Drafts,
+    EngineInfo,
+    Part,
+    SleepLevel,
+    TokenOut,
+)
 from baton_node.settings import NodeSettings
 from baton_protocol.ids import BlockHash, Epoch, RequestId
 from baton_protocol.link import (
@@ -88,6 +95,29 @@ class Profiled(msgspec.Struct, frozen=True, tag="profiled"):
     error: str = ""
 
 
+class Sleep(msgspec.Struct, frozen=True, tag="sleep"):
+    """Give memory back (see EngineCore.sleep) as soon as nothing is in flight. The engine answers
+    with Slept."""
+
+    level: SleepLevel
+
+
+class WakeUp(msgspec.Struct, frozen=True, tag="wake_up"):
+    """Restore these parts (see EngineCore.wake_up). The engine answers with Slept. A Sleep that was
+    not obeyed yet is forgotten."""
+
+    parts: tuple[Part, ...]
+
+
+class Slept(msgspec.Struct, frozen=True, tag="slept"):
+    """The parts that are away now; () if the engine is awake. `error` says why it did not obey.
+    `changed`: the model's folder has other weights now, so another engine must be started."""
+
+    away: tuple[Part, ...] = ()
+    error: str = ""
+    changed: bool = False
+
+
 class EngineReady(msgspec.Struct, frozen=True, tag="ready"):
     """The engine is ready. `load` is its first load, with the speeds that it measured. `chunks` are
     in its prefix cache now."""
@@ -137,9 +167,20 @@ ToEngine = (
     | ResetPrefixCache
     | StartProfile
     | StopProfile
+    | Sleep
+    | WakeUp
 )
 ToServer = (
-    EngineReady | SetupFailed | Step | JobFailed | Load | CacheEvents | Saved | Drained | Profiled
+    EngineReady
+    | SetupFailed
+    | Step
+    | JobFailed
+    | Load
+    | CacheEvents
+    | Saved
+    | Drained
+    | Profiled
+    | Slept
 )
 
 

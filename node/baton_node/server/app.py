@@ -6,9 +6,12 @@
     GET /ready               200 if the node accepts jobs, otherwise 503
     GET /metrics             Prometheus metrics
     POST /profile            a profile of the next steps; /start_profile, /stop_profile (`profiles`)
+    POST /sleep, /wake_up    give the engine's memory back, and take it again (see `admin`)
+    GET /is_sleeping
+    POST /update_weights     serve another version of the model
 
-If the node has a link token, links, artifacts and profiles require it (401 without). A node on a
-loopback address accepts only the names of its machine in the Host header (403 otherwise).
+If the node has a link token, all but /health, /ready and /metrics require it (401 without). A node
+on a loopback address accepts only the names of its machine in the Host header (403 otherwise).
 
 In: NodeSettings, the model's files, the running Node. Out: answers; frames for and from routers.
 """
@@ -23,6 +26,7 @@ from urllib.parse import urlsplit
 from aiohttp import WSMsgType, web
 from aiohttp.typedefs import Handler
 
+from baton_node.server.admin import AdminRoutes, WeightsUpdate
 from baton_node.server.gpu_usage import gpu_reader
 from baton_node.server.identity import (
     digests_of,
@@ -63,10 +67,8 @@ class NodeServer:
     def __init__(
         self, settings: NodeSettings, epoch: Epoch, artifacts: Mapping[str, bytes]
     ) -> None:
-        self._settings = settings
-        self._epoch = epoch
-        digests = digests_of(artifacts)
-        self._by_digest = {digests[name]: data for name, data in artifacts.items()}
+        self.use(settings, epoch, artifacts)
+        self._admin = AdminRoutes(self)
         self.metrics = NodeMetrics(
             NodeId(settings.node), self._figures, gpu_reader(settings.device)
         )
@@ -74,6 +76,21 @@ class NodeServer:
         hostname = urlsplit(settings.address).hostname
         names = (hostname,) if hostname is not None and is_loopback(settings.host) else ()
         self._hosts = Hosts(settings.host, names)
+
+    def use(self, settings: NodeSettings, epoch: Epoch, artifacts: Mapping[str, bytes]) -> None:
+        """Serve these files from now on, for a new engine."""
+        self._settings = settings
+        self._epoch = epoch
+        digests = digests_of(artifacts)
+        self._by_digest = {digests[name]: data for name, data in artifacts.items()}
+
+    @property
+    def settings(self) -> NodeSettings:
+        return self._settings
+
+    async def next_update(self) -> WeightsUpdate:
+        """Wait until an operator asks for other weights."""
+        return await self._admin.updates.get()
 
     def app(self) -> web.Application:
         app = web.Application(middlewares=[self._for_us])
@@ -85,6 +102,7 @@ class NodeServer:
         app.router.add_post("/profile", self.profile)
         app.router.add_post("/start_profile", self.start_profile)
         app.router.add_post("/stop_profile", self.stop_profile)
+        app.router.add_routes(self._admin.routes())
         return app
 
     def runner(self, idle_s: float = IDLE_S) -> web.AppRunner:
@@ -133,7 +151,7 @@ class NodeServer:
     def _profiles(self, request: web.Request) -> Profiles:
         if "Origin" in request.headers:  # a browser lets any page send this
             raise web.HTTPForbidden(text="profiles are for admins, not for browser pages\n")
-        self._admit(request)
+        self.admit(request)
         if self.service is None:
             raise web.HTTPServiceUnavailable(text="the engine is not ready\n")
         return self.service.profiles
@@ -143,7 +161,7 @@ class NodeServer:
             return Load(self._epoch, "starting", Speeds(), NodeLoad())
         return self.service.load
 
-    def _admit(self, request: web.Request) -> None:
+    def admit(self, request: web.Request) -> None:
         """Raise 401 unless the request has the link token, if the node has one."""
         token = self._settings.link_token
         if token and not has_token(request.headers.get("Authorization", ""), token):
@@ -153,7 +171,7 @@ class NodeServer:
             )
 
     async def artifact(self, request: web.Request) -> web.Response:
-        self._admit(request)
+        self.admit(request)
         data = self._by_digest.get(request.match_info["digest"])
         if data is None:
             raise web.HTTPNotFound(
@@ -166,7 +184,7 @@ class NodeServer:
         queue."""
         if "Origin" in request.headers:  # a browser lets any page open a WebSocket to any host
             raise web.HTTPForbidden(text="links are for routers, not for browser pages\n")
-        self._admit(request)
+        self.admit(request)
         service = self.service
         if service is None:
             raise web.HTTPServiceUnavailable(text="the engine is not ready\n")

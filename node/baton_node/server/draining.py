@@ -7,6 +7,7 @@ and Load frames, and Drain and Undrain for the engine. Belongs to the server's e
       ^                 |                        |                                  |
       `-----resume------+------------------------+----------------------------------'
 
+A node that goes to sleep drains, too, until it has woken up. A router's drain outlasts that sleep.
 Shutdown cannot be resumed. It keeps the deadline of an earlier drain if that is sooner.
 """
 
@@ -24,11 +25,13 @@ from baton_protocol.store import NodeState
 
 logger = logging.getLogger(__name__)
 ENDS = "the node is shutting down"
+SLEEPS = "the node sleeps"
 
 
 @dataclass(frozen=True, slots=True)
 class EndWaits:
-    """The longest waits of a node that shuts down, after the drain deadline. In seconds."""
+    """The longest waits of a node that shuts down or goes to sleep, after the drain deadline. In
+    seconds."""
 
     # For the chunks of running requests to reach the store. A store that is down must not stop the
     # shutdown.
@@ -39,6 +42,8 @@ class EndWaits:
     move_s: float = 2.0
     # For puts that are still in flight after the last request has left.
     publish_s: float = 2.0
+    # For an engine without requests to settle its transfers and give its memory back.
+    sleep_s: float = 30.0
 
 
 class Draining:
@@ -66,6 +71,7 @@ class Draining:
         self._until = 0.0
         self._due = False
         self._ending = False
+        self._sleeps = False
         self._timer: asyncio.TimerHandle | None = None
         self.state: NodeState = "ready"
         self.reason = ""
@@ -81,20 +87,41 @@ class Draining:
         self.replaced_by = frame.replaced_by
         self._begin(self._clock() + limit_s, frame.reason)
 
-    def begin_shutdown(self) -> None:
-        """Drain because the process shuts down."""
+    def begin_shutdown(self, reason: str = ENDS) -> None:
+        """Drain because the process, or its engine, ends."""
         until = self._clock() + self._limit_s
         if self.state == "draining":
             until = min(until, self._until)
         self._ending = True
-        self._begin(until, self.reason or ENDS)
+        self._begin(until, self.reason or reason)
+
+    def begin_sleep(self) -> None:
+        """Drain because the engine goes to sleep."""
+        self._sleeps = True
+        if self.state == "ready":
+            self._begin(self._clock() + self._limit_s, SLEEPS)
+
+    def end_sleep(self) -> None:
+        """Accept jobs again, unless a router has asked for a drain."""
+        self._sleeps = False
+        if self._frame is None:
+            self._resume()
 
     def end_drain(self) -> None:
-        """Accept jobs again, as a router asks. Ignored during shutdown."""
+        """Accept jobs again, as a router asks. Ignored during shutdown; a node that sleeps takes
+        none before it has woken up."""
+        self._frame = None
+        if not self._sleeps:
+            self._resume()
+        elif not self._ending:
+            self.reason, self.replaced_by = SLEEPS, ""
+            self._changed()
+
+    def _resume(self) -> None:
         if self._ending or self.state == "ready":
             return
         self.cancel_timer()
-        self._frame, self._due = None, False
+        self._due = False
         self.state, self.leaving = "ready", False
         self.reason = self.replaced_by = ""
         self._send(Undrain())

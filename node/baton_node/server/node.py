@@ -13,8 +13,8 @@ from contextlib import suppress
 import msgspec
 
 from baton_node.ipc.engine_process import EngineProcess
-from baton_node.ipc.messages import Drained, Profiled, Saved, Step, ToEngine, ToServer
-from baton_node.server.draining import Draining, EndWaits
+from baton_node.ipc.messages import Drained, Profiled, Saved, Slept, Step, ToEngine, ToServer
+from baton_node.server.draining import ENDS, Draining, EndWaits
 from baton_node.server.identity import Identity
 from baton_node.server.links import RouterLink, broadcast
 from baton_node.server.load_throttle import LoadThrottle
@@ -22,6 +22,7 @@ from baton_node.server.metrics import NodeMetrics
 from baton_node.server.profiles import Profiles
 from baton_node.server.request_table import RequestTable
 from baton_node.server.role import NodeRole, saturation_error
+from baton_node.server.sleeping import Sleeping
 from baton_node.server.spans import NodeSpans
 from baton_node.server.uncounted_jobs import UncountedJobs
 from baton_protocol.errors import ErrorRecord
@@ -98,6 +99,11 @@ class Node:
         self._waits = waits or EndWaits()
         limit_s, save_s = identity.settings.drain_timeout_s, self._waits.save_s
         self._draining = Draining(engine.send, self._send_load, limit_s, save_s)
+        self.sleeping = Sleeping(
+            *(engine.send, self._draining, self._emptied, self._send_load),
+            sleep_s=self._waits.sleep_s,
+            wake_s=identity.settings.start_timeout_s,
+        )
         self._figures = identity.ready.load
         self.profiles = Profiles(engine.send)
 
@@ -126,6 +132,7 @@ class Node:
             reason=self._draining.reason,
             leaving=self._draining.leaving,
             replaced_by=self._draining.replaced_by,
+            asleep=bool(self.sleeping.away),
         )
 
     def report(self) -> NodeReport:
@@ -231,27 +238,24 @@ class Node:
                 self._drained.set()
             case Profiled():
                 self.profiles.note(frame)
+            case Slept():
+                self.sleeping.take_answer(frame)
 
     def _send_load(self) -> None:
         self._load_throttle.note_sent()
         broadcast(self._links, self.load)
 
-    # --- shutdown -------------------------------------------------------------------------------
+    # --- shutdown and sleep ---------------------------------------------------------------------
 
-    async def drain(self) -> None:
-        """Refuse new jobs and return when no request is left here.
+    async def drain(self, reason: str = ENDS) -> None:
+        """Refuse new jobs for good and return when no request is left here.
 
         Requests finish before the drain deadline, or routers move them after it. Those that are
         still here EndWaits.move_s later are returned to their routers.
         """
         self._drained.clear()
-        self._draining.begin_shutdown()
-        while self.requests and not self._draining.leaving:
-            await asyncio.sleep(DRAIN_POLL_S)
-        with suppress(TimeoutError):
-            async with asyncio.timeout(self._waits.move_s):
-                while self.requests:
-                    await asyncio.sleep(DRAIN_POLL_S)
+        self._draining.begin_shutdown(reason)
+        await self._let_requests_leave()
         self._draining.cancel_timer()
         self._table.hand_back_requests(HANDED_BACK)
         try:
@@ -259,6 +263,21 @@ class Node:
                 await self._drained.wait()
         except TimeoutError:
             logger.warning("shutting down before the store has accepted all chunks")
+
+    async def _emptied(self) -> bool:
+        """Wait until the requests of a draining node have left; False if they stay."""
+        await self._let_requests_leave()
+        return not self.requests
+
+    async def _let_requests_leave(self) -> None:
+        """Wait until no request is here, or EndWaits.move_s after routers were asked to move
+        them."""
+        while self.requests and not self._draining.leaving:
+            await asyncio.sleep(DRAIN_POLL_S)
+        with suppress(TimeoutError):
+            async with asyncio.timeout(self._waits.move_s):
+                while self.requests:
+                    await asyncio.sleep(DRAIN_POLL_S)
 
     async def close_links(self) -> None:
         """Close all links in parallel, so that a router that does not read delays no other."""

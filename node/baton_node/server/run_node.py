@@ -1,7 +1,8 @@
 """The life of a node's server process: start, serve, drain, end.
 
 In: NodeSettings, a role. Out: a node that serves until SIGTERM or SIGINT, then drains, unregisters
-and ends. A second signal ends it immediately. Raises SetupError or its subclass EngineLost.
+and ends. A second signal ends it immediately. A node that gets other weights drains, too, and goes
+on as another engine. Raises SetupError or its subclass EngineLost.
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ import errno
 import signal
 from collections.abc import Coroutine
 from contextlib import AsyncExitStack
+from dataclasses import dataclass
 from typing import Any, TypeVar
 
 from aiohttp import web
@@ -21,7 +23,9 @@ from baton_kvstore.settings import StoreSettings
 from baton_node.artifacts import load_artifacts, load_tokenizer
 from baton_node.errors import EngineLost, SetupError
 from baton_node.ipc.engine_process import start_engine
+from baton_node.server.admin import WeightsUpdate
 from baton_node.server.app import NodeServer, logger
+from baton_node.server.draining import ENDS
 from baton_node.server.heartbeat import beat, leave
 from baton_node.server.identity import (
     Identity,
@@ -42,6 +46,7 @@ from baton_protocol.link import (
 from baton_protocol.traces import Sink
 
 T = TypeVar("T")
+TAKES_WEIGHTS = "the node takes other weights"
 
 
 async def run_node(
@@ -85,41 +90,89 @@ async def _serve(
         raise SetupError(f"settings are for a {settings.role} node; this is a {role.name} node")
     _check_store(settings)
     artifacts = load_artifacts(settings)
-    tokenizer = load_tokenizer(artifacts)
-    epoch = new_epoch()
-    server = NodeServer(settings, epoch, artifacts)
+    load_tokenizer(artifacts)
+    server = NodeServer(settings, new_epoch(), artifacts)
     _warn_if_open(settings)
+    spans = NodeSpans(sink, NodeId(settings.node)) if sink is not None else None
     async with AsyncExitStack() as stack:
         site, port = await _listen(server, settings, stack)
-        starting = _background(stack, start_engine(settings, epoch, engine_module))
-        if not await _unless(ending, starting):
-            return
-        engine, ready = starting.result()
-        stack.push_async_callback(engine.stop)
-        address = address_of(settings, port)
-        digests, made = digests_of(artifacts), model_made(settings)
-        identity = Identity(settings, epoch, ready, address, digests, made)
-        spans = NodeSpans(sink, NodeId(settings.node)) if sink is not None else None
-        service = Node(identity, engine, tokenizer, role, server.metrics, spans)
-        server.service = service
-        stack.callback(service.lose_links)
-        following = _background(stack, service.follow_engine())
-        if settings.index_url:
-            logger.info("%s", chunk_line(ready.info.layout))
-            _register(settings, service, stack)
-        logger.info("%s is ready at %s", settings.node, address)
-        if not await _unless(ending, following):
-            draining = _background(stack, service.drain())
-            await asyncio.wait((draining, following), return_when=asyncio.FIRST_COMPLETED)
-        # First stop listening and close the links: routers notice by their links that the node is
-        # gone, and must not be able to reconnect.
-        await site.stop()
-        await service.close_links()
-        if following.done():
-            try:
-                following.result()
-            except EngineLost as error:
-                raise EngineLost(await engine.describe_end()) from error
+        life = _Life(server, site, port, role, engine_module, ending, spans)
+        update = await life.run_engine(settings)
+        while update is not None:
+            update = await life.replace_engine(update)
+
+
+@dataclass(frozen=True, slots=True)
+class _Life:
+    """What stays the same while one engine follows another."""
+
+    server: NodeServer
+    site: web.TCPSite
+    port: int
+    role: NodeRole
+    engine_module: str
+    ending: asyncio.Event
+    spans: NodeSpans | None
+
+    async def replace_engine(self, update: WeightsUpdate) -> WeightsUpdate | None:
+        """Run another engine, or the one before if that cannot be started."""
+        old = self.server.settings
+        try:
+            return await self.run_engine(update.settings, update.done)
+        except SetupError as error:
+            if update.done.done():
+                raise
+            logger.error("the engine cannot be replaced, so the old one starts again: %s", error)
+            update.done.set_exception(error)
+            return await self.run_engine(old)
+
+    async def run_engine(
+        self, settings: NodeSettings, started: asyncio.Future[None] | None = None
+    ) -> WeightsUpdate | None:
+        """Start an engine and serve until the process ends, or until an operator asks for other
+        weights. `started` gets its result when the engine is ready."""
+        server, epoch = self.server, new_epoch()
+        artifacts = load_artifacts(settings)
+        async with AsyncExitStack() as stack:
+            starting = _background(stack, start_engine(settings, epoch, self.engine_module))
+            if not await _unless(self.ending, starting):
+                return None
+            engine, ready = starting.result()
+            stack.push_async_callback(engine.stop)
+            server.use(settings, epoch, artifacts)
+            address = address_of(settings, self.port)
+            digests, made = digests_of(artifacts), model_made(settings)
+            identity = Identity(settings, epoch, ready, address, digests, made)
+            tokenizer = load_tokenizer(artifacts)
+            service = Node(identity, engine, tokenizer, self.role, server.metrics, self.spans)
+            server.service = service
+            stack.callback(service.lose_links)
+            following = _background(stack, service.follow_engine())
+            if settings.index_url:
+                logger.info("%s", chunk_line(ready.info.layout))
+                _register(settings, service, stack)
+            logger.info("%s is ready at %s", settings.node, address)
+            if started is not None and not started.done():
+                started.set_result(None)
+            updating = _background(stack, server.next_update())
+            await _unless(self.ending, following, updating)
+            if not following.done():
+                reason = TAKES_WEIGHTS if updating.done() else ENDS
+                draining = _background(stack, service.drain(reason))
+                await asyncio.wait((draining, following), return_when=asyncio.FIRST_COMPLETED)
+            # First stop listening and close the links: routers notice by their links that the node
+            # is gone, and must not be able to reconnect.
+            update = None if self.ending.is_set() or following.done() else updating.result()
+            server.service = None
+            if update is None:
+                await self.site.stop()
+            await service.close_links()
+            if following.done():
+                try:
+                    following.result()
+                except EngineLost as error:
+                    raise EngineLost(await engine.describe_end()) from error
+            return update
 
 
 def _warn_if_open(settings: NodeSettings) -> None:
@@ -185,11 +238,11 @@ def _background(stack: AsyncExitStack, work: Coroutine[Any, Any, T]) -> asyncio.
     return task
 
 
-async def _unless(ending: asyncio.Event, work: asyncio.Task[T]) -> bool:
-    """Wait for `work` or for `ending`. Return True if `work` is done."""
+async def _unless(ending: asyncio.Event, *works: asyncio.Task[Any]) -> bool:
+    """Wait for one of `works` or for `ending`. Return True if one of `works` is done."""
     waiting = asyncio.create_task(ending.wait())
     try:
-        await asyncio.wait((waiting, work), return_when=asyncio.FIRST_COMPLETED)
-        return work.done()
+        await asyncio.wait((waiting, *works), return_when=asyncio.FIRST_COMPLETED)
+        return any(work.done() for work in works)
     finally:
         waiting.cancel()

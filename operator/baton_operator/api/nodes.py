@@ -15,6 +15,7 @@ from baton_protocol.policies import (
     DType,
     EngineKind,
     KVCacheDType,
+    MatmulPrecision,
     Quantization,
     SpeculativeMethod,
 )
@@ -82,10 +83,20 @@ class EngineSpec(Record, frozen=True, kw_only=True):
     dtype: Annotated[
         DType,
         Meta(
-            description="Data type of computation and KV: bfloat16, float32, or auto, where each"
-            " node decides. Nodes with different types exchange no KV."
+            description="Data type of computation and KV: bfloat16, float32, float16 (on GPUs), or"
+            " auto, where each node decides. Nodes with different types exchange no KV."
         ),
     ] = "auto"
+    matmul_precision: (
+        Annotated[
+            MatmulPrecision,
+            Meta(
+                description="How GPUs multiply float32 matrices: --matmul-precision highest, high"
+                " or medium. Default: highest. Nodes with different values exchange no KV."
+            ),
+        ]
+        | None
+    ) = None
     quantization: (
         Annotated[
             Quantization,

@@ -145,6 +145,7 @@ def _settings(pool: Pool, revision: str, folder: str) -> dict[str, str | int | N
         "dtype": engine.dtype,
         "quantization": engine.quantization,
         "speculative-config": _json(engine.speculative_config),
+        "matmul-precision": engine.matmul_precision,
         "kv-cache-dtype": engine.kv_cache_dtype,
         "batch-invariant": _switch(engine.batch_invariant),
         "store-codec": engine.store_codec,

@@ -20,6 +20,7 @@ _NODES = {
     "quantization": ("engine.quantization",),
     "speculative-config": ("engine.speculativeConfig",),
     "kv-cache-dtype": ("engine.kvCacheDtype",),
+    "matmul-precision": ("engine.matmulPrecision",),
     "batch-invariant": ("engine.batchInvariant",),
     "store-codec": ("engine.storeCodec",),
     "block-size": ("engine.blockSize",),

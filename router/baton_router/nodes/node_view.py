@@ -115,4 +115,6 @@ def state_of(view: NodeView) -> str:
         return "lost"
     if view.stalled:
         return "stalled"
+    if view.usable and view.report.asleep:
+        return "asleep"
     return view.report.state if view.usable else "starting"

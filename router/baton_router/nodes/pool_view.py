@@ -129,6 +129,7 @@ class PoolView:
             instances=frame.instances,
             reason=frame.reason,
             replaced_by=frame.replaced_by,
+            asleep=frame.asleep,
         )
         view.loaded_at = self._clock()
         self._reported(view)

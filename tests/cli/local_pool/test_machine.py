@@ -40,6 +40,7 @@ def test_a_left_over_core_goes_to_the_first_prefill_node() -> None:
     [
         ("float32", "cuda", {}, AVX, "float32"),
         ("bfloat16", "cpu", {"dtype": "float32"}, OLD, "bfloat16"),
+        ("float16", "cuda", {"dtype": "bfloat16"}, OLD, "float16"),
         ("auto", "cpu", {"dtype": "bfloat16"}, AVX, "bfloat16"),
         ("auto", "cpu", {"dtype": "bfloat16"}, frozenset({"amx_bf16"}), "bfloat16"),
         ("auto", "cpu", {"dtype": "bfloat16"}, OLD, "float32"),

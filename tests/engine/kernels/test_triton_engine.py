@@ -46,6 +46,26 @@ def test_ids_equal_those_of_transformers_with_chunked_prefill_and_from_the_cache
 
 
 @pytest.mark.long
+@pytest.mark.parametrize("batch_invariant", ["off", "on"])
+@pytest.mark.parametrize("name", ["llama-gqa4", "gemma2"])
+def test_ids_in_float16_equal_those_of_transformers(
+    name: str, batch_invariant: str, tiny_model: Callable[[str], Path]
+) -> None:
+    folder, tally = tiny_model(name), Tally()
+    engine = small_engine(
+        folder,
+        dtype="float16",
+        kernels="triton",
+        device=DEVICE.type,
+        batch_invariant=batch_invariant,
+    )
+    assert engine.info.layout.dtype == "float16"
+    params = msgspec.structs.replace(GREEDY, max_tokens=NEW_TOKENS)
+    actual = generate_ids(engine, PROMPTS, params)
+    compare_all(folder, PROMPTS, actual, tally, "float16", new_tokens=NEW_TOKENS)
+
+
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("model", "layout"),
     [

@@ -50,6 +50,7 @@ def test_the_simulated_engine_overlaps_steps_as_set(overlap: str, overlaps: bool
 def test_the_torch_engine_gets_every_engine_setting_of_the_node() -> None:
     options: dict[str, Any] = {
         "dtype": "bfloat16",
+        "matmul_precision": "high",
         "quantization": "int8",
         "kv_cache_dtype": "fp8",
         "device": "cuda:1",

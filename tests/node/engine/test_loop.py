@@ -10,9 +10,10 @@ import msgspec
 import pytest
 
 from baton_engine.config.scheduling_options import SchedulingOptions
+from baton_engine.interface import PARTS
 from baton_engine.sim.build import SimSettings
 from baton_kvstore.embedded.servers import EmbeddedStore
-from baton_node.ipc.messages import Drain, Drained, FinishChoice, Saved
+from baton_node.ipc.messages import Drain, Drained, FinishChoice, Saved, Sleep, Slept, WakeUp
 from baton_protocol.ids import BlockHash
 from baton_protocol.link import (
     Abort,
@@ -185,6 +186,26 @@ def test_a_drain_is_answered_when_the_last_request_has_ended(node: LoopNode) -> 
     assert Drained() not in node.port.sent
     spin([node], lambda: Drained() in node.port.sent, "the answer")
     assert len(node.ids("r")) == 50
+
+
+def test_an_engine_sleeps_when_its_last_request_has_ended_and_refuses_jobs_until_it_wakes_up(
+    node: LoopNode,
+) -> None:
+    request = make_request("r", PROMPT, max_tokens=20)
+    node.take(RunJob(request), Sleep(1))
+    node.loop.turn()
+    assert not node.engine.is_sleeping
+    spin([node], lambda: Slept(PARTS) in node.port.sent, "the answer")
+    assert len(node.ids("r")) == 20
+    node.take(RunJob(make_request("early", PROMPT)))
+    spin([node], lambda: bool(node.failures()), "the refusal")
+    assert node.failures()[0].error.retryable
+    node.take(Sleep(2), WakeUp(()))  # the second one cancels the first
+    node.loop.turn()
+    node.take(WakeUp(PARTS))
+    spin([node], lambda: Slept() in node.port.sent, "the wake-up")
+    again = make_request("again", PROMPT, max_tokens=20)
+    assert run_alone(node, again) == [node.ids("r")]
 
 
 @pytest.mark.integration

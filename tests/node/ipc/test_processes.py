@@ -356,6 +356,53 @@ async def test_a_node_drains_and_resumes_as_a_router_asks(slow: NodeProcess) -> 
         assert len(await link.finished("next")) == 3
 
 
+async def post(node: NodeProcess, path: str) -> tuple[int, bytes]:
+    url = f"{node.url}{path}"
+    async with aiohttp.ClientSession() as session, session.post(url) as response:
+        return response.status, await response.read()
+
+
+async def test_a_node_sleeps_and_wakes_up_as_an_operator_asks(decode: NodeProcess) -> None:
+    awake = b'{"is_sleeping": false, "away": []}'
+    async with linked(decode) as link:
+        await link.send(RunJob(make_request("awake", PROMPT)))
+        await link.finished("awake")
+        for level in (2, 1):
+            status, state = await post(decode, f"/sleep?level={level}")
+            assert (status, state) == (
+                200,
+                b'{"is_sleeping": true, "away": ["weights", "kv_cache"]}',
+            )
+            await link.until(lambda: link.last_load().asleep and not link.cached())
+            load = link.last_load()
+            assert (load.state, load.reason) == ("draining", "the node sleeps")
+            await link.send(ResumeNode())  # wakes nobody up
+            status, state = await post(decode, "/wake_up?tags=weights")
+            assert (status, state) == (200, b'{"is_sleeping": true, "away": ["kv_cache"]}')
+            assert await get(decode, "/is_sleeping") == (status, state)
+            assert await post(decode, "/wake_up") == (200, awake)
+            await link.until(lambda: link.last_load().state == "ready")
+            await link.send(RunJob(make_request(f"after {level}", PROMPT)))
+            await link.finished(f"after {level}")
+            assert text_of(link, f"after {level}") == text_of(link, "awake")
+    for path, why in (("/sleep?level=3", b"level '3'"), ("/wake_up?tags=kv", b"tags: Invalid")):
+        status, text = await post(decode, path)
+        assert (status, text[: len(why)]) == (400, why)
+    assert (await post(decode, "/update_weights"))[0] == 400
+
+
+async def test_a_node_whose_requests_nobody_takes_does_not_go_to_sleep(
+    impatient: NodeProcess,
+) -> None:
+    async with linked(impatient) as link:
+        await link.send(RunJob(make_request("stays awake", PROMPT[:20], max_tokens=300)))
+        await link.until(lambda: bool(link.of("stays awake")))
+        status, text = await post(impatient, "/sleep")
+        assert (status, b"requests are still here" in text) == (409, True)
+        await link.until(lambda: link.last_load().state == "ready")
+        await link.send(Abort(RequestId("stays awake"), 1))
+
+
 async def test_an_unknown_frame_closes_only_the_link_of_its_sender(
     slow: NodeProcess,
 ) -> None:

@@ -77,6 +77,16 @@ async def test_a_request_from_a_browser_s_page_gets_no_link_even_with_the_token(
         assert response.status == 403
 
 
+@pytest.mark.parametrize("path", ["/sleep", "/wake_up", "/update_weights"])
+async def test_the_admin_routes_need_the_token_and_refuse_browsers_pages(
+    guarded: TestClient[aiohttp.web.Request, aiohttp.web.Application], path: str
+) -> None:
+    told = link_headers(TOKEN)
+    for headers, status in (({}, 401), (told | {"Origin": "http://127.0.0.1"}, 403), (told, 503)):
+        async with guarded.post(path, headers=headers) as response:
+            assert response.status == status
+
+
 @pytest.mark.parametrize(("path", "status"), [("/health", 200), ("/ready", 503), ("/metrics", 200)])
 async def test_probes_and_metrics_need_no_token(
     guarded: TestClient[aiohttp.web.Request, aiohttp.web.Application], path: str, status: int

@@ -11,13 +11,25 @@ import msgspec
 import pytest
 
 from baton_decode_node.admission import DecodeRole
-from baton_engine.interface import EngineInfo
+from baton_engine.interface import PARTS, EngineInfo
 from baton_node.ipc.engine_process import EngineProcess
-from baton_node.ipc.messages import Drain, Drained, EngineReady, Saved, Step, ToEngine, Undrain
+from baton_node.ipc.messages import (
+    Drain,
+    Drained,
+    EngineReady,
+    Saved,
+    Sleep,
+    Slept,
+    Step,
+    ToEngine,
+    Undrain,
+    WakeUp,
+)
 from baton_node.server.draining import EndWaits
 from baton_node.server.identity import Identity, model_made
 from baton_node.server.metrics import NodeMetrics
 from baton_node.server.node import MAX_UNREAD_BYTES, Node
+from baton_node.server.sleeping import SleepRefusedError
 from baton_node.settings import NodeSettings
 from baton_protocol.ids import Epoch, NodeId, RequestId
 from baton_protocol.link import (
@@ -210,6 +222,42 @@ async def test_a_node_that_resumes_accepts_requests_and_publishes_as_before(
     assert (refusals(link), engine.received[2:]) == ([], [Undrain(), job])
     node.handle_router_frame(link, DrainNode(60.0, "by mistake"))
     assert node.state == "draining"
+
+
+async def test_a_drain_that_a_router_asks_for_outlasts_a_sleep(
+    node: Node, engine: FakeEngine
+) -> None:
+    link, away = FakeLink(), PARTS
+    for frames, state in ((DrainNode(60.0, "scale-down"), "draining"), (ResumeNode(), "ready")):
+        sleeping = asyncio.create_task(node.sleeping.sleep(1))
+        await until(lambda: engine.received[-1:] == [Sleep(1)])
+        node.handle_engine_frame(Slept(away))
+        await sleeping
+        assert (node.load.state, node.load.asleep) == ("draining", True)
+        node.handle_router_frame(link, frames)
+        assert node.report().asleep
+        waking = asyncio.create_task(node.sleeping.wake_up())
+        await until(lambda: engine.received[-1:] == [WakeUp(away)])
+        node.handle_engine_frame(Slept())
+        await waking
+        assert (node.load.state, node.load.asleep) == (state, False)
+
+
+@pytest.mark.parametrize(
+    ("answer", "message"),
+    [(Slept((), "the engine cannot sleep now"), "cannot sleep now"), (None, "within 0 s")],
+)
+async def test_an_engine_that_does_not_obey_leaves_its_node_as_it_was(
+    engine: FakeEngine, answer: Slept | None, message: str
+) -> None:
+    node = make_node(engine, EndWaits(sleep_s=600.0 if answer is not None else 0.0))
+    asleep = asyncio.create_task(node.sleeping.sleep(2))
+    await until(lambda: Sleep(2) in engine.received)
+    if answer is not None:
+        node.handle_engine_frame(answer)
+    with pytest.raises(SleepRefusedError, match=message):
+        await asleep
+    assert (node.load.state, node.load.asleep) == ("ready", False)
 
 
 async def test_a_node_that_shuts_down_hands_back_remaining_requests_and_cannot_resume(

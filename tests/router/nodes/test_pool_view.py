@@ -192,6 +192,8 @@ def test_nodes_that_are_not_ready_are_not_candidates() -> None:
     assert len(candidates(view)) == 1
     view.load(NODE, Load(EPOCH, "draining", Speeds(), NodeLoad()))
     assert (candidates(view), state_of(node)) == ([], "draining")
+    view.load(NODE, Load(EPOCH, "draining", Speeds(), NodeLoad(), asleep=True))
+    assert (candidates(view), state_of(node)) == ([], "asleep")
     view.load(NODE, Load(EPOCH, "ready", Speeds(), NodeLoad()))
     node.usable = False
     assert (candidates(view), state_of(node)) == ([], "starting")
