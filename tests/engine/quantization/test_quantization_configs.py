@@ -216,7 +216,7 @@ FILE_BESIDE: Json = {
 
 
 def test_modelopts_file_beside_config_json_is_read(tmp_path: Path) -> None:
-    plain = json.loads((make_tiny_model("llama-gqa4") / "config.json").read_text())
+    plain = json.loads((make_tiny_model("llama-gqa1") / "config.json").read_text())
 
     def config_with(beside: Json, **more: Any) -> QuantizationConfig | None:
         (tmp_path / "config.json").write_text(json.dumps({**plain, **more}))
