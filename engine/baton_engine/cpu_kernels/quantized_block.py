@@ -61,8 +61,8 @@ PART_ROWS = 192
 ROWS_IN_REGISTERS = 3
 # With more rows, several tables leave registers for the sums of this number of vectors only.
 ROWS_BESIDE_TABLES, VECTORS_BESIDE_TABLES = 4, 2
-# From this number of rows on, the codes so many bytes ahead are fetched: one row waits for memory
-# alone, and the CPU does that by itself.
+# From this number of rows on, the codes at this distance are fetched. A step of one row only waits
+# for memory, and the CPU fetches ahead by itself.
 FETCHING_ROWS, FETCHED_BYTES = 4, 2048
 
 # How codes become numbers: "table" looks them up in 16 or 2 x 128 numbers, "two tables" adds two of
