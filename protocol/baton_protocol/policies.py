@@ -30,8 +30,8 @@ MatmulPrecision = Literal["highest", "high", "medium"]
 # How weights of a plain checkpoint are rounded while they are loaded.
 Quantization = Literal["none", "fp8", "int8", "int4"]
 # What K and V are kept in; auto: what the checkpoint is made for, which is the compute dtype for
-# most.
-KVCacheDType = Literal["auto", "int8", "fp8"]
+# most. Others than int8 and fp8 are the compute dtype by its name.
+KVCacheDType = Literal["auto", "int8", "fp8", "bfloat16", "float16", "float32"]
 # What drafts of next tokens are made of. There is no default: without a method there are no drafts.
 SpeculativeMethod = Literal[
     "ngram", "suffix", "grammar", "draft_model", "eagle", "eagle3", "medusa", "mtp"

@@ -165,7 +165,7 @@ BAD: tuple[Bad, ...] = (
         "an unsupported dtype of KV",
         engine(kvCacheDtype="int4"),
         "spec.engine.kvCacheDtype",
-        '"auto", "fp8"',
+        '"auto", "bfloat16"',
     ),
     Bad(
         "a text for batch invariance",

@@ -88,6 +88,7 @@ def test_the_number_of_threads_is_set(folder: Path) -> None:
         ({"kv_memory": 1 << 30}, "exclude each other"),
         ({"kv_blocks": 0}, "--kv-blocks is 0"),
         ({"kv_cache_dtype": "int4"}, "--kv-cache-dtype int4 is unknown; use auto, int8, fp8"),
+        ({"kv_cache_dtype": "bfloat16"}, "computes in float32.* use auto, float32, int8, fp8"),
         ({"kv_cache_dtype": "fp8", "store_codec": "int8"}, "the store has 8 bits as it is"),
         ({"threads": -1}, "--threads is -1"),
         ({"max_model_len": 4096}, "--max-model-len 4096 .* 1024"),

@@ -17,6 +17,7 @@ from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Annotated, Any, ClassVar, Literal, Self
 
+from baton_engine.config.quantization.kv_cache import CODES_OF
 from baton_engine.config.scheduling_options import SchedulingOptions, SchedulingPolicy
 from baton_engine.config.speculative import SpeculativeConfig
 from baton_engine.errors import SettingsError
@@ -65,9 +66,9 @@ class EngineConfig:
     )
     kv_cache_dtype: KVCacheDType = option(
         "auto",
-        "keep K and V in 8 bits, with a power of two per token and head; auto: as the checkpoint's"
-        " kv_cache_scheme says, or else in the compute dtype; nodes with different values share no"
-        " KV",
+        "int8, fp8: keep K and V in 8 bits, with a power of two per token and head; the name of the"
+        " compute dtype: in that; auto: as the checkpoint's kv_cache_scheme says, or else in the"
+        " compute dtype; nodes that keep KV differently share none",
     )
     device: Device = option("cpu", "device of the engine; cuda: the first GPU")
     gpu_memory_utilization: float = option(
@@ -259,7 +260,7 @@ class EngineConfig:
             raise SettingsError(
                 f"--kv-memory {self.kv_memory} and --kv-blocks {self.kv_blocks} exclude each other"
             )
-        if self.kv_cache_dtype != "auto" and self.store_codec != "none":
+        if self.kv_cache_dtype in CODES_OF and self.store_codec != "none":
             raise SettingsError(
                 f"--store-codec {self.store_codec} is for KV in the compute dtype: with"
                 f" --kv-cache-dtype {self.kv_cache_dtype} the store has 8 bits as it is; leave out"

@@ -29,8 +29,8 @@ from baton_engine.config.gguf_config import read_gguf_config
 from baton_engine.config.layer_counts import DECODER, LayerCounts
 from baton_engine.config.model_config import ModelConfig
 from baton_engine.config.quantization.online import online_config
+from baton_engine.config.quantization.read import BESIDE, read_quantization, with_file_beside
 from baton_engine.config.quantization.read import KEY as QUANTIZATION
-from baton_engine.config.quantization.read import read_quantization
 from baton_engine.errors import ModelError, UnsupportedModel
 from baton_protocol.policies import Quantization
 from baton_text.gguf.header import is_gguf
@@ -125,7 +125,8 @@ def read_config(
         )
     if not (folder / CONFIG).is_file():
         raise ModelError(f"model folder {folder} has no config.json; give a Hugging Face folder")
-    config = config_of(read_json(folder / CONFIG), read_json(folder / GENERATION), impl)
+    values = with_file_beside(read_json(folder / CONFIG), read_json(folder / BESIDE))
+    config = config_of(values, read_json(folder / GENERATION), impl)
     return quantized_online(config, quantization)
 
 

@@ -65,11 +65,11 @@ def _rope_factors(header: Header, config: ModelConfig) -> tuple[float, ...]:
             "beside none"
         )
     try:
-        with header.path.open("rb") as file:
+        with tensor.path.open("rb") as file:
             file.seek(tensor.begin)
             factors = struct.unpack(f"<{count}f", file.read(4 * count))
     except (OSError, struct.error) as error:
-        raise ModelError(f"{header.path} cannot be read: {error}") from error
+        raise ModelError(f"{tensor.path} cannot be read: {error}") from error
     if not all(0 < factor < float("inf") for factor in factors):
         raise ModelError(f"{header.path}: {ROPE_FACTORS} has numbers that are not positive")
     return factors

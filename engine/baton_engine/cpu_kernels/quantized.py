@@ -5,7 +5,7 @@ In: rows x [T, I] and packed weights, one or one per expert. Out: [T, O].
 
 The weights are packed in blocks of 64 outputs (see `quantized_block`). An output is a chain of
 additions for each group of inputs; the groups' sums, times their scales, are added in ascending
-order. Six rows are computed at a time, in the same order as one, so the bits of a row depend
+order. Up to 8 rows are computed at a time, in the same order as one, so the bits of a row depend
 neither on other rows nor on threads. Sums are float32, also for rows in bfloat16, and the result is
 rounded once. Threads take in turn what is a block and a part of the rows.
 
@@ -69,6 +69,9 @@ from baton_engine.memory.huge_pages import move_to_huge_pages
 
 # Rows that are multiplied together, and their bytes of sums.
 ROWS, ROW_SUMS = 6, 4 * COLUMNS
+# With several tables, of which a lookup takes longer, more rows share one. Of 7 and 8 rows, whose
+# codes have one table, two halves are faster than 6 and the rest.
+ROWS_OF_TABLES, HALF_ROWS = 8, 4
 # With more rows, the numbers of some groups are stored and read again, up to this number of pairs
 # unless a group has more. Looking them up twice is faster than that with AVX-512 BF16, and slower
 # in float32.
@@ -424,6 +427,7 @@ def _compiled_for(bits: int, decoding: Decoding, bf16: bool) -> Any:
     integers, unpacked_bytes = kind.integers, kind.unpacked_bytes
     offset_of_numbers, halved = np.float32(-kind.offset), kind.offset != 0
     few_rows = PART_ROWS if bits == 16 else FEW_ROWS if native else FEW_FP32_ROWS
+    several_tables, one_table = kind.several_tables, kind.looked_up and not kind.several_tables
     unpack = group_unpacking(kind)
     in_registers, in_memory = _product_of(kind), _stored_product_of(kind)
 
@@ -482,8 +486,13 @@ def _compiled_for(bits: int, decoding: Decoding, bf16: bool) -> Any:
                 starts = all_starts.ctypes.data + 4 * PART_ROWS * (group if halved else 0)
                 if rows > few_rows:
                     unpack(codes, pairs * count, task.tables, tile)
-                for row in range(0, rows, ROWS):
-                    some, here = min(ROWS, rows - row), places + 8 * row
+                step = ROWS
+                if several_tables and ROWS < rows <= few_rows:
+                    step = ROWS_OF_TABLES
+                elif one_table and ROWS < rows <= 2 * HALF_ROWS:
+                    step = HALF_ROWS
+                for row in range(0, rows, step):
+                    some, here = min(step, rows - row), places + 8 * row
                     start, total = starts + 4 * row, totals + row * ROW_SUMS
                     if rows > few_rows:
                         in_memory(some, tile, here, offset, pairs, count, start, scales, total)
@@ -504,8 +513,9 @@ def _compiled_for(bits: int, decoding: Decoding, bf16: bool) -> Any:
 
 
 def _product_of(kind: BlockKind) -> Any:
-    """The product of up to ROWS rows with some groups."""
+    """The product of up to ROWS rows with some groups; of ROWS_OF_TABLES with several tables."""
     one, two, four, six = (group_product(rows, kind, unpacked=False) for rows in (1, 2, 4, 6))
+    eight = group_product(ROWS_OF_TABLES, kind, unpacked=False) if kind.several_tables else six
 
     def multiply_groups(
         rows: int,
@@ -519,7 +529,9 @@ def _product_of(kind: BlockKind) -> Any:
         scales: int,
         totals: int,
     ) -> None:
-        if rows > 4:
+        if rows > ROWS:
+            eight(codes, places, offset, pairs, groups, tables, starts, scales, totals)
+        elif rows > 4:
             six(codes, places, offset, pairs, groups, tables, starts, scales, totals)
         elif rows > 2:
             four(codes, places, offset, pairs, groups, tables, starts, scales, totals)

@@ -59,6 +59,11 @@ PAIR_BYTES, VECTOR_BYTES = 16, 64
 PART_ROWS = 192
 # Rows whose totals stay in registers from group to group: with more there are too few of these.
 ROWS_IN_REGISTERS = 3
+# With more rows, several tables leave registers for the sums of this number of vectors only.
+ROWS_BESIDE_TABLES, VECTORS_BESIDE_TABLES = 4, 2
+# From this number of rows on, the codes at this distance are fetched. A step of one row only waits
+# for memory, and the CPU fetches ahead by itself.
+FETCHING_ROWS, FETCHED_BYTES = 4, 2048
 
 # How codes become numbers: "table" looks them up in 16 or 2 x 128 numbers, "two tables" adds two of
 # them, and "int8" and "fp8" are computed. "bf16" are the numbers, and "integers" are int8 for
@@ -100,6 +105,15 @@ class BlockKind:
         return self.decoding == "integers"
 
     @property
+    def looked_up(self) -> bool:
+        """Whether instructions look up numbers in tables that registers hold."""
+        return self.native and self.bits < 16
+
+    @property
+    def several_tables(self) -> bool:
+        return self.looked_up and self.decoding != "table"
+
+    @property
     def unpacked_bytes(self) -> int:
         """Bytes that unpack_group() stores per pair."""
         return VECTOR_BYTES * VECTORS * self.multiplied
@@ -125,6 +139,9 @@ def group_product(rows: int, kind: BlockKind, *, unpacked: bool) -> Any:
     [rows, 64].
     """
     together = VECTORS if kind.wide else max(1, VECTORS // rows)  # vectors of a row
+    if kind.several_tables and rows > ROWS_BESIDE_TABLES and not unpacked:
+        together = VECTORS_BESIDE_TABLES
+    fetching = kind.looked_up and rows >= FETCHING_ROWS and not unpacked
     pair_bytes = kind.unpacked_bytes if unpacked else PAIR_BYTES * kind.bits
     kept = kind.wide and rows <= ROWS_IN_REGISTERS
 
@@ -166,16 +183,29 @@ def group_product(rows: int, kind: BlockKind, *, unpacked: bool) -> Any:
                     index = builder.add(before, loop.index)
                     pair = builder.add(codes, _times(builder, index, pair_bytes))
                     here = _times(builder, index, 4 if kind.bf16 else 8)
-                    inputs = [_inputs(builder, builder.add(row, here), kind) for row in found]
-                    for vector in vectors:
-                        weights = numbers(pair, vector)
-                        for row_inputs, row_sums in zip(inputs, sums, strict=True):
-                            place = row_sums[vector - vectors.start]
-                            total = builder.load(place)
-                            for number, weight in enumerate(weights):
-                                one = row_inputs[number % len(row_inputs)]
-                                total = _add_product(builder, one, weight, total, kind)
-                            builder.store(total, place)
+                    if fetching:
+                        _fetch(builder, kind, after(builder, pair, FETCHED_BYTES), vectors)
+
+                    def add_products(row_inputs: Any, weights: Any, place: Any) -> None:
+                        total = builder.load(place)
+                        for number, weight in enumerate(weights):
+                            one = row_inputs[number % len(row_inputs)]
+                            total = _add_product(builder, one, weight, total, kind)
+                        builder.store(total, place)
+
+                    if kind.looked_up:
+                        # The inputs of all rows at once would take registers from sums.
+                        looked_up = [numbers(pair, vector) for vector in vectors]
+                        for row, row_sums in zip(found, sums, strict=True):
+                            row_inputs = _inputs(builder, builder.add(row, here), kind)
+                            for weights, place in zip(looked_up, row_sums, strict=True):
+                                add_products(row_inputs, weights, place)
+                    else:
+                        inputs = [_inputs(builder, builder.add(row, here), kind) for row in found]
+                        for vector in vectors:
+                            weights = numbers(pair, vector)
+                            for row_inputs, row_sums in zip(inputs, sums, strict=True):
+                                add_products(row_inputs, weights, row_sums[vector - vectors.start])
                 return sums
 
             for first in range(0, VECTORS, together):
@@ -439,6 +469,17 @@ def _native_bytes(builder: Any, tables: list[Any], pair: Any, vector: int) -> An
             lanes += [place, 4 * LANES + place]
     joined = builder.shuffle_vector(lower, upper, ir.Constant(_INDEXES, lanes))
     return builder.bitcast(joined, WORDS)
+
+
+def _fetch(builder: Any, kind: BlockKind, pair: Any, vectors: range) -> None:
+    """Begin to load the codes of these vectors into the cache."""
+    pointer = ir.IntType(8).as_pointer()
+    shape = ir.FunctionType(ir.VoidType(), [pointer, WORD, WORD, WORD])
+    fetch = cgutils.get_or_insert_function(builder.module, shape, "llvm.prefetch.p0")
+    to_read, to_all_caches, data = (ir.Constant(WORD, value) for value in (0, 3, 1))
+    for line in sorted({vector * kind.bits // 16 for vector in vectors}):
+        place = builder.inttoptr(after(builder, pair, VECTOR_BYTES * line), pointer)
+        builder.call(fetch, [place, to_read, to_all_caches, data])
 
 
 def _signed(builder: Any, codes: Any) -> Any:

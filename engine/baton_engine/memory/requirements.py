@@ -15,6 +15,7 @@ from msgspec import UNSET
 from baton_engine.config.batch_limits import batch_limits
 from baton_engine.config.engine_config import TorchSettings
 from baton_engine.config.model_config import ModelConfig, compute_dtype
+from baton_engine.config.quantization.kv_cache import CODES_OF
 from baton_engine.errors import SettingsError
 from baton_engine.memory.demand import MemoryDemand
 from baton_protocol.layout import LATENT, KVField, KVGroup, KVLayout, default_chunk_blocks
@@ -32,8 +33,6 @@ BATCHED_TOKENS_CPU = {"float32": 256, "bfloat16": 512, "float16": 512}
 BATCHED_TOKENS_CUDA = 2048
 BATCHED_TOKENS_LARGE_CARD = 8192
 LARGE_CARD_BYTES = 40 * 10**9
-# The dtypes of codes for the values of --kv-cache-dtype.
-CODES_OF: Mapping[KVCacheDType, str] = {"int8": "int8", "fp8": "float8_e4m3fn"}
 # Share of a block's bytes that may be unused because groups of layers differ in size.
 PADDED_SHARE = 0.1
 
@@ -149,8 +148,14 @@ def _block_size(counts: Mapping[LayerKind, int]) -> int:
 
 def kv_cache_dtype(settings: TorchSettings, config: ModelConfig) -> KVCacheDType:
     """The value of --kv-cache-dtype. auto is what the checkpoint is made for; with --store-codec,
-    which is for KV in the compute dtype, it stays auto."""
-    chosen = settings.kv_cache_dtype
+    which is for KV in the compute dtype, it stays auto. Raises SettingsError for another dtype than
+    that of computation."""
+    chosen, computed = settings.kv_cache_dtype, compute_dtype(config, settings.dtype)
+    if chosen not in ("auto", computed, *CODES_OF):
+        raise SettingsError(
+            f"--kv-cache-dtype {chosen}: this engine computes in {computed}, and keeps K and V in"
+            f" that or in 8 bits; use auto, {computed}, {', '.join(CODES_OF)}, or another --dtype"
+        )
     if chosen != "auto" or settings.store_codec != "none" or config.quantization is None:
         return chosen
     return config.quantization.kv_cache

@@ -9,20 +9,20 @@ from baton_engine.config.gguf_names import UNUSED, VECTORS, checkpoint_names
 from baton_engine.errors import WeightsError
 from baton_engine.weights.safetensors_files import Entry
 from baton_text.gguf.config import config_of
-from baton_text.gguf.header import GgufError, Tensor, read_header
+from baton_text.gguf.header import GgufError, Tensor, part_files, read_header
 
 
 def read_entries(path: Path) -> list[Entry]:
-    """Raises WeightsError."""
+    """The tensors of a file, which may be one part of a model. Raises WeightsError."""
     try:
-        header = read_header(path)
+        header = read_header(part_files(path)[0])
         [architecture] = config_of(header)["architectures"]
     except GgufError as error:
         raise WeightsError(str(error)) from error
     return [
         entry
         for tensor in header.tensors.values()
-        if tensor.name not in UNUSED
+        if tensor.name not in UNUSED and tensor.path == path
         for entry in _entries(tensor, checkpoint_names(tensor, architecture))
     ]
 

@@ -122,9 +122,9 @@ class EngineSpec(Record, frozen=True, kw_only=True):
         Annotated[
             KVCacheDType,
             Meta(
-                description="Keep K and V in 8 bits: --kv-cache-dtype int8 or fp8, or auto: as the"
-                " checkpoint says, or else in the type of computation. Default: auto. Nodes with"
-                " different values exchange no KV."
+                description="Keep K and V in 8 bits: --kv-cache-dtype int8 or fp8, or the name of"
+                " the type of computation: in that, or auto: as the checkpoint says, or else in the"
+                " type of computation. Default: auto. Nodes that keep KV differently exchange none."
             ),
         ]
         | None

@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 import struct
 import tracemalloc
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +13,7 @@ import pytest
 
 from baton_engine.config.families import read_config
 from baton_engine.errors import EngineError, ModelError
-from baton_engine.weights.checkpoint import read_entries
+from baton_engine.weights.checkpoint import read_entries, weight_files
 from baton_text.artifacts import ArtifactError, read_artifacts
 from baton_text.chat import ChatTemplate
 from baton_text.tokenizer import Tokenizer
@@ -83,7 +84,7 @@ def test_a_right_file_is_read(tmp_path: Path) -> None:
         (changed(x=array(ARRAY, 1)), "has x, an array of type 9; expected numbers or strings"),
         (changed(x=struct.pack("<I", 77)), "has x of the unknown type 77"),
         (changed(x=struct.pack("<IQB", STRING, 1, 255)), "has x with bytes that are no UTF-8"),
-        (changed(split__count=3), "is one of 3 parts .*--merge joins them"),
+        (changed(split__count=3), "is one of 3 parts .* and one of 1 by its name; parts are named"),
         (changed(general__alignment=24), "has general.alignment 24; expected a power of 2"),
         (changed(general__architecture="mamba"), "'mamba' is not supported; supported: llama, q"),
         (changed(general__architecture=7), "general.architecture is 7; expected a string"),
@@ -166,6 +167,70 @@ def _mutated(content: bytes, rng: random.Random, number: int) -> bytes:
         wrong = rng.choice((0, 1, 255, 1 << 31, 1 << 40, (1 << 64) - 1))
         return content[:at] + struct.pack("<Q", wrong) + content[at + 8 :]
     return content[:at] + content[at + rng.randrange(1, 9) :]
+
+
+def part_name(number: int) -> str:
+    return f"model-{number + 1:05}-of-00003.gguf"
+
+
+def write_parts(folder: Path, wrong: Mapping[str, Any]) -> Path:
+    """The model in three files, of which `wrong` is metadata of the second. The first is given."""
+    for number, tensors in enumerate((TENSORS[:4], TENSORS[4:5], TENSORS[5:])):
+        own = {"split.no": number, "split.count": 3, "split.tensors.count": len(TENSORS)}
+        metadata = {**METADATA, **own} if number == 0 else own
+        if number == 1:
+            metadata = {**metadata, **wrong}
+        File(metadata=metadata, tensors=tensors).write(folder / part_name(number))
+    return folder / part_name(0)
+
+
+def test_a_file_in_parts_is_the_same_model(tmp_path: Path) -> None:
+    whole, first = File().write(tmp_path / "model.gguf"), write_parts(tmp_path, {})
+    load(first)
+    assert read_config(first) == read_config(whole)
+    files = weight_files(first)
+    assert [file.name for file in files] == [part_name(number) for number in range(3)]
+    found = [(each.name, each.dtype, each.shape) for file in files for each in read_entries(file)]
+    assert found == [(each.name, each.dtype, each.shape) for each in read_entries(whole)]
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (lambda folder: (folder / part_name(2)).unlink(), "first of 3 parts, and .*3-of.* missing"),
+        (lambda folder: write_parts(folder, {"split.no": 2}), "split.no 2 and .* expected 1 and 3"),
+        (lambda folder: write_parts(folder, {"split.count": 4}), "split.count 4; expected 1 and 3"),
+        (
+            lambda folder: File(
+                metadata={"split.no": 1, "split.count": 3}, tensors=TENSORS[3:5]
+            ).write(folder / part_name(1)),
+            "which another part of model-00001-of-00003.gguf has, too",
+        ),
+        (
+            lambda folder: File(metadata={"split.no": 1, "split.count": 3}, tensors=()).write(
+                folder / part_name(1)
+            ),
+            "have 10 tensors; split.tensors.count is 11: they are not the parts of one model",
+        ),
+        (
+            lambda folder: (folder / part_name(1)).replace(folder / part_name(0)),
+            "has split.no 1 and split.count 3; expected 0 and 3",
+        ),
+    ],
+)
+def test_missing_and_mixed_parts_are_refused(
+    change: Callable[[Path], object], message: str, tmp_path: Path
+) -> None:
+    first = write_parts(tmp_path, {})
+    change(tmp_path)
+    with pytest.raises(ModelError, match=message):
+        read_config(first)
+
+
+def test_another_part_than_the_first_is_refused(tmp_path: Path) -> None:
+    write_parts(tmp_path, {})
+    with pytest.raises(ModelError, match=r"a part of a model; give the first, model-00001-of-"):
+        read_config(tmp_path / part_name(1))
 
 
 def test_long_strings_are_not_in_errors(tmp_path: Path) -> None:

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import json
 import shutil
+from functools import partial
 from pathlib import Path
 
+import gguf
 import pytest
 import torch
 from gguf import GGUFReader
@@ -24,11 +26,13 @@ from baton_text.tokenizer import Tokenizer
 from tests.support.engines.exactness import Tally, compare_all
 from tests.support.engines.quantized.gguf_files import (
     make_gguf,
+    nearest,
     numbers_of_blocks,
     random_blocks,
+    write_gguf,
 )
 from tests.support.engines.quantized.loaded_weights import numbers_of
-from tests.support.engines.tiny_models import TEXT, prompt_of
+from tests.support.engines.tiny_models import TEXT, make_tiny_model, prompt_of
 from tests.support.engines.torch_engines import generate_ids, small_engine
 
 PROMPTS = [prompt_of(length, seed=seed) for length in (1, 17, 100) for seed in (1, 2)]
@@ -70,6 +74,20 @@ def test_ids_equal_those_of_the_dequantized_model(model: str, mix: str) -> None:
     engine = small_engine(made.folder)
     compare_all(made.plain, PROMPTS, generate_ids(engine, PROMPTS), tally, "batch")
     tally.check()
+
+
+@pytest.mark.long
+def test_a_file_that_the_tool_writes_in_parts_gives_the_same_ids(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model, mix = "llama-gqa4", "F16"
+    whole = small_engine(make_gguf(model, mix).folder)
+    monkeypatch.setattr(gguf, "GGUFWriter", partial(gguf.GGUFWriter, split_max_tensors=7))
+    write_gguf(make_tiny_model(model), tmp_path / "model.gguf", mix, nearest)
+    first, *others = sorted(tmp_path.iterdir())
+    assert first.name == f"model-00001-of-{1 + len(others):05}.gguf"
+    assert len(others) > 1
+    assert generate_ids(small_engine(first), PROMPTS[:2]) == generate_ids(whole, PROMPTS[:2])
 
 
 @pytest.mark.parametrize(("model", "mix"), MODELS)

@@ -12,8 +12,8 @@ from typing import Any
 import pytest
 import torch
 
-from baton_engine.config.families import config_of
-from baton_engine.config.quantization.read import KEY, METHODS, read_quantization
+from baton_engine.config.families import config_of, read_config
+from baton_engine.config.quantization.read import BESIDE, KEY, METHODS, read_quantization
 from baton_engine.config.quantization.scheme import QuantizationConfig, WeightScheme
 from baton_engine.errors import ModelError, UnsupportedModel
 from baton_engine.layers.parameter import WeightSlots
@@ -204,6 +204,36 @@ def test_harmless_fields_of_older_versions_are_read(changes: Json) -> None:
 )
 def test_kv_for_which_a_checkpoint_is_made(config: Json, kv_cache: str) -> None:
     assert read(config).kv_cache == kv_cache
+
+
+FILE_BESIDE: Json = {
+    "producer": {"name": "modelopt", "version": "0.19.0"},
+    "quantization": {
+        **{"quant_algo": "FP8", "kv_cache_quant_algo": "FP8"},
+        "exclude_modules": ["lm_head", "model.layers.0*", "*.v_proj"],
+    },
+}
+
+
+def test_modelopts_file_beside_config_json_is_read(tmp_path: Path) -> None:
+    plain = json.loads((make_tiny_model("llama-gqa1") / "config.json").read_text())
+
+    def config_with(beside: Json, **more: Any) -> QuantizationConfig | None:
+        (tmp_path / "config.json").write_text(json.dumps({**plain, **more}))
+        (tmp_path / BESIDE).write_text(json.dumps(beside))
+        return read_config(tmp_path).quantization
+
+    assert config_with(FILE_BESIDE) == read(with_changes("modelopt fp8", kv_cache_quant_algo="FP8"))
+    assert config_with({}) is None
+    for wrong, message in (
+        ({"quantization": []}, "hf_quant_config.json: quantization is .*expected an object"),
+        ({"quantization": {"quant_algo": "W4A8_AWQ"}}, "quant_algo 'W4A8_AWQ' .* FP8"),
+        ({"producer": {"name": "other"}}, "producer 'other' .* modelopt"),
+    ):
+        with pytest.raises(ModelError, match=message):
+            config_with({**FILE_BESIDE, **wrong})
+    inside = LAYOUTS["w8a8"].config
+    assert config_with(FILE_BESIDE, **{KEY: inside}) == read(inside)
 
 
 @pytest.mark.parametrize(

@@ -76,3 +76,4 @@ def test_a_checkpoint_for_fp8_kv_has_it_unless_options_say_otherwise(tmp_path: P
     config, settings = read_config(tmp_path / "model"), TorchSettings(model=plain, dtype="float32")
     assert layout_of(replace(settings, kv_cache_dtype="int8"), config).dtype == "int8"
     assert layout_of(replace(settings, store_codec="int8"), config).dtype == "float32"
+    assert layout_of(replace(settings, kv_cache_dtype="float32"), config).dtype == "float32"

@@ -9,9 +9,10 @@ from typing import Any
 from baton_engine.build import build_torch
 from baton_engine.config.engine_config import TorchSettings
 from baton_engine.config.families import read_config
+from baton_engine.config.quantization.kv_cache import CODES_OF
 from baton_engine.core.engine_core import EngineCore
 from baton_engine.interface import Row, Runner, Sample, TokenOut
-from baton_engine.memory.requirements import CODES_OF, groups_of
+from baton_engine.memory.requirements import groups_of
 from baton_protocol.ids import BlockId, RequestId
 from baton_protocol.request import Request
 from baton_protocol.sampling import SamplingParams

@@ -1,5 +1,8 @@
 """Reads the header of a GGUF file: its metadata and where each tensor is. No tensor's bytes.
 
+A model may be in several files, NAME-00001-of-00003.gguf and so on. The first has the metadata and
+stands for all.
+
 A header is magic, version, number of tensors, number of metadata entries; then the entries (key,
 type, value), then the tensors (name, dimensions with the innermost first, type, offset). The
 tensors' bytes begin at the next multiple of `general.alignment`.
@@ -11,6 +14,7 @@ and at most MOST_BYTES of header and MOST_ITEMS values are read.
 from __future__ import annotations
 
 import math
+import re
 import struct
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -28,7 +32,10 @@ MOST_ITEMS = 1 << 22
 MOST_DIMENSIONS = 4
 MOST_NAME = 1024  # bytes of a key or of a tensor's name
 ALIGNMENT, ALIGNMENT_KEY = 32, "general.alignment"
-PARTS_KEY = "split.count"
+# How many parts there are, and the number of this one from 0 on.
+PARTS_KEY, PART_KEY = "split.count", "split.no"
+PARTS_TENSORS_KEY = "split.tensors.count"
+PART_NAME = re.compile(rf"(.*)-(\d{{5}})-of-(\d{{5}}){re.escape(GGUF_SUFFIX)}")
 STRING, ARRAY, BOOL = 8, 9, 7
 # Type of a value -> its format for struct.
 NUMBERS: Mapping[int, str] = {
@@ -79,8 +86,10 @@ class GgufError(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Tensor:
-    """`shape` has the innermost dimension last. The bytes are file[begin:end]."""
+    """`shape` has the innermost dimension last. The bytes are those of `path` from `begin` to
+    `end`."""
 
+    path: Path
     name: str
     type: TensorType
     shape: tuple[int, ...]
@@ -100,8 +109,54 @@ def is_gguf(model: Path) -> bool:
     return model.suffix == GGUF_SUFFIX and model.is_file()
 
 
+def part_files(path: Path) -> list[Path]:
+    """The files of the model of which `path` is one, by their names."""
+    found = PART_NAME.fullmatch(path.name)
+    if found is None:
+        return [path]
+    name, _, count = found.groups()
+    numbers = range(1, max(1, int(count)) + 1)
+    return [path.with_name(f"{name}-{number:05}-of-{count}{GGUF_SUFFIX}") for number in numbers]
+
+
 def read_header(path: Path, *, tokenizer: bool = False) -> Header:
-    """Without `tokenizer`, the metadata lacks the tokenizer's arrays. Raises GgufError."""
+    """The first part's metadata and the tensors of all parts. Without `tokenizer`, the metadata
+    lacks the tokenizer's arrays. Raises GgufError."""
+    first = _read_file(path, tokenizer)
+    count, files = first.metadata.get(PARTS_KEY, 0), part_files(path)
+    if count in (0, 1) and len(files) == 1:
+        return first
+    if count != len(files):
+        raise GgufError(
+            f"{path} is one of {shown(count)} parts ({PARTS_KEY}), and one of {len(files)} by its"
+            " name; parts are named NAME-00001-of-00003.gguf and so on"
+        )
+    if path != files[0]:
+        raise GgufError(f"{path} is a part of a model; give the first, {files[0].name}")
+    tensors: dict[str, Tensor] = {}
+    for number, file in enumerate(files):
+        if not file.is_file():
+            raise GgufError(f"{path} is the first of {count} parts, and {file.name} is missing")
+        part = first if number == 0 else _read_file(file, tokenizer=False)
+        found = part.metadata.get(PART_KEY), part.metadata.get(PARTS_KEY)
+        if found != (number, count):
+            raise GgufError(
+                f"{file} has {PART_KEY} {shown(found[0])} and {PARTS_KEY} {shown(found[1])};"
+                f" expected {number} and {count}"
+            )
+        if both := tensors.keys() & part.tensors.keys():
+            raise GgufError(f"{file} has {min(both)}, which another part of {path.name} has, too")
+        tensors.update(part.tensors)
+    total = first.metadata.get(PARTS_TENSORS_KEY, len(tensors))
+    if total != len(tensors):
+        raise GgufError(
+            f"{path} and its parts have {len(tensors)} tensors; {PARTS_TENSORS_KEY} is"
+            f" {shown(total)}: they are not the parts of one model"
+        )
+    return Header(path, first.metadata, tensors)
+
+
+def _read_file(path: Path, tokenizer: bool) -> Header:
     try:
         size = path.stat().st_size
         with path.open("rb") as file:
@@ -139,12 +194,6 @@ class _Reader:
             value = self._value(self._number("I"), key, keep)
             if value is not None:
                 metadata[key] = value
-        parts = metadata.get(PARTS_KEY, 0)
-        if parts not in (0, 1):
-            raise self._wrong(
-                f"is one of {shown(parts)} parts ({PARTS_KEY}); one file is supported: "
-                "llama-gguf-split --merge joins them"
-            )
         return Header(self._path, metadata, self._tensors(tensor_count, metadata))
 
     def _tensors(self, count: int, metadata: Mapping[str, Any]) -> Mapping[str, Tensor]:
@@ -169,7 +218,7 @@ class _Reader:
                     f"is truncated: it has {self._size} bytes, and {name} ends at byte "
                     f"{begin + size}"
                 )
-            tensors[name] = Tensor(name, kind, shape, begin, begin + size)
+            tensors[name] = Tensor(self._path, name, kind, shape, begin, begin + size)
         self._check_overlap(tensors)
         return tensors
 

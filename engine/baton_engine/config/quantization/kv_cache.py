@@ -16,6 +16,9 @@ from baton_engine.config.config_json import ConfigFields
 from baton_engine.config.quantization.refusals import FILE, refused
 from baton_protocol.policies import KVCacheDType
 
+# The dtypes of codes for the values of --kv-cache-dtype that keep KV in 8 bits.
+CODES_OF: Mapping[KVCacheDType, str] = {"int8": "int8", "fp8": "float8_e4m3fn"}
+
 SCHEME, ALGORITHM = "kv_cache_scheme", "kv_cache_quant_algo"
 # (type, num_bits) of compressed-tensors, whose scheme ModelOpt has, too.
 SCHEMES: Mapping[tuple[str, int], KVCacheDType] = {("float", 8): "fp8", ("int", 8): "int8"}

@@ -1,7 +1,4 @@
-"""The quantization_config of ModelOpt. No torch.
-
-Files that have their quantization only in hf_quant_config.json are not read.
-"""
+"""The quantization_config of ModelOpt. No torch."""
 
 from __future__ import annotations
 
