@@ -74,3 +74,20 @@ def test_a_token_costs_something_before_steps_of_two_sizes_were_measured() -> No
     for _ in range(10):
         cost.note(4, 0.02)
     assert 0 < cost.least_rate(1) < cost.least_rate(32) <= 1
+
+
+def test_nothing_is_won_or_lost_before_a_step_was_measured() -> None:
+    assert StepCost().seconds_won(1, 8, 4) == 0.0
+
+
+@pytest.mark.parametrize("rate", [0.3, 0.5, 0.8, 0.9])
+def test_the_estimated_rate_approaches_the_accuracy(rate: float) -> None:
+    """Rows of 5 drafts whose outcomes have the probabilities of that accuracy, in turn."""
+    acceptance, due = Acceptance(), [0.0] * 6
+    for _ in range(200):
+        chances = [rate**place * (1 - rate) for place in range(5)] + [rate**5]
+        due = [sum(pair) for pair in zip(due, chances, strict=True)]
+        outcome = max(range(6), key=due.__getitem__)
+        due[outcome] -= 1
+        acceptance.note(5, outcome)
+    assert acceptance.rate == pytest.approx(rate, abs=0.12)

@@ -24,6 +24,7 @@ from baton_engine.interface import (
     StepResult,
     TokenOut,
 )
+from baton_engine.scheduling.draft_source import DraftSource
 from baton_protocol.ids import BlockId, Fingerprint, RequestId
 from baton_protocol.layout import KVLayout
 from baton_protocol.request import PositionLogprobs, Request, TokenLogprob
@@ -144,7 +145,11 @@ def _prompt_logprobs(row: Row) -> tuple[PositionLogprobs, ...]:
 
 
 def scripted(
-    script: Callable[[Sample], int] | None = None, *, overlap: bool = False, **changes: Any
+    script: Callable[[Sample], int] | None = None,
+    *,
+    overlap: bool = False,
+    drafter: DraftSource | None = None,
+    **changes: Any,
 ) -> tuple[EngineCore, ScriptedRunner]:
     """An engine of 16 blocks of 4 tokens over a ScriptedRunner; `changes` go to its EngineInfo."""
     fields: dict[str, Any] = {
@@ -161,7 +166,7 @@ def scripted(
     }
     info = EngineInfo(**(fields | changes))
     runner = ScriptedRunner(script, info.layout)
-    return EngineCore(info, runner, overlap=overlap), runner
+    return EngineCore(info, runner, overlap=overlap, drafter=drafter), runner
 
 
 def make_request(
