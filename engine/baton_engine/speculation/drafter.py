@@ -94,20 +94,33 @@ class Drafter:
         return self.cost.seconds_won(sequences, drafted, accepted)
 
     def _lengths(self, sequences: Seq[Sequence]) -> list[int]:
-        least_rate = self.cost.least_rate(max(1, len(sequences))) if self._adaptive else 0.0
-        return [self._length(sequence, least_rate) for sequence in sequences]
-
-    def _length(self, sequence: Sequence, least_rate: float) -> int:
-        acceptance, most = sequence.acceptance, self._most_of(sequence)
-        if acceptance is None or most <= 0:
-            return 0
-        return acceptance.length(most, least_rate, sequence.known) if self._adaptive else most
+        most = [self._most_of(sequence) for sequence in sequences]
+        if not self._adaptive:
+            return most
+        able = [
+            (sequence.acceptance, sequence.known, length)
+            for sequence, length in zip(sequences, most, strict=True)
+        ]
+        chances = [
+            chance
+            for acceptance, known, length in able
+            if acceptance is not None
+            for chance in acceptance.chances(length, known)
+        ]
+        count = max(1, len(sequences))
+        least_rate, least_chance = self.cost.least_rate(count), self.cost.least_rate(count, chances)
+        return [
+            0
+            if acceptance is None or length == 0
+            else acceptance.length(length, least_rate, known, least_chance)
+            for acceptance, known, length in able
+        ]
 
     def _most_of(self, sequence: Sequence) -> int:
         """With drafts, a step yields at most one token more than these."""
-        if not sequence.state.prompt_done:
+        if sequence.acceptance is None or not sequence.state.prompt_done:
             return 0
-        return min(self._most, sequence.max_len - sequence.known - 1)
+        return max(0, min(self._most, sequence.max_len - sequence.known - 1))
 
     def _useful(self, sequence: Sequence, ids: Seq[int]) -> Seq[int]:
         """The ids before the first that is none of the vocabulary, ends the choice, or does not

@@ -7,6 +7,8 @@ Seconds are fitted as a + b * tokens by least squares, with less weight on earli
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 DECAY = 0.98
 # Of a step of one token, before steps of different sizes have been measured.
 ASSUMED_SHARE = 0.1
@@ -25,12 +27,19 @@ class StepCost:
         self._xx = DECAY * self._xx + tokens * tokens
         self._xy = DECAY * self._xy + tokens * seconds
 
-    def least_rate(self, sequences: int) -> float:
-        """How probable a draft must be, so that a step of `sequences` tokens yields more tokens per
-        second with it than without: the seconds of one more token, as a share of the step's seconds
-        per token."""
-        slope, step = self._slope_and_step(sequences)
-        return min(1.0, sequences * slope / step)
+    def least_rate(self, sequences: int, chances: Iterable[float] = ()) -> float:
+        """How probable a draft must be, so that a step of `sequences` sequences yields more tokens
+        per second with it than without: the seconds of one more token, as a share of the step's
+        seconds per token. `chances` are the probabilities of the drafts that there may be. The step
+        has those that are worth their time, and the more tokens it yields, the more probable a
+        further one must be."""
+        slope, seconds = self._slope_and_step(sequences)
+        tokens = float(sequences)
+        for chance in sorted(chances, reverse=True):
+            if chance * seconds <= slope * tokens:
+                break
+            tokens, seconds = tokens + chance, seconds + slope
+        return min(1.0, slope * tokens / seconds)
 
     def seconds_won(self, sequences: int, drafted: int, accepted: int) -> float:
         """The seconds that `accepted` tokens take in steps of `sequences` tokens, less those of

@@ -68,6 +68,22 @@ def test_the_cost_of_a_token_is_measured(sequences: int) -> None:
     assert cost.least_rate(sequences) == pytest.approx(expected, rel=1e-6)
 
 
+def test_drafts_beside_better_ones_must_be_more_probable() -> None:
+    """Steps that take 10 ms and 2 ms per token. Beside drafts of another sequence that are always
+    right, a token of a step takes less time, and a further draft costs more than it yields."""
+    cost = StepCost()
+    for tokens in (1, 5, 2, 8, 12) * 20:
+        cost.note(tokens, 0.010 + 0.002 * tokens)
+    alone, beside = cost.least_rate(2), cost.least_rate(2, [1.0] * 8)
+    assert alone == pytest.approx(2 * 0.002 / 0.014, rel=1e-6)
+    assert beside == pytest.approx(10 * 0.002 / 0.030, rel=1e-6)
+    assert cost.least_rate(2, [alone / 2] * 8) == alone
+    acceptance = after(8, 4, 2)
+    assert acceptance.length(8, alone, 100, beside) < acceptance.length(8, alone, 100)
+    assert after(20, 4, 2).length(8, 0.3, 100, 0.99) == 0
+    assert acceptance.resumes_at == 0  # it goes on when the others have ended
+
+
 def test_a_token_costs_something_before_steps_of_two_sizes_were_measured() -> None:
     cost = StepCost()
     assert 0 < cost.least_rate(1) < cost.least_rate(32) <= 1
