@@ -85,7 +85,7 @@ PARAMS: dict[str, dict[str, Any]] = {
     "two tokens": {"max_tokens": 2},
 }
 PROPOSERS: dict[str, Sequence[int] | int | None] = {
-    "a second model": None,
+    "a draft model": None,
     "all right": 10,
     "half right": 5,
     "always wrong": (WRONG,) * 4,
@@ -149,7 +149,7 @@ def test_drafts_of_the_same_model_are_right_because_their_kv_is(
     assert model.kv.num_free == model.kv.num_blocks
 
 
-def test_an_ended_choice_gives_the_blocks_of_a_second_model_back() -> None:
+def test_an_ended_choice_gives_the_blocks_of_a_draft_model_back() -> None:
     model = sim_draft_model()
     engine = drafting(drafter(model))
     for name in "abc":
