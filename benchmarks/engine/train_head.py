@@ -9,8 +9,8 @@ equal. The goal is that the first draft is right at least 0.3 of the time. Then 
 head's second and third candidate is right, the seconds of steps by rows, and whether a tree of
 drafts would yield more tokens per second than a chain (see `support.engine.draft_trees`).
 
-`--keep FOLDER` keeps the head, for `--speculative-config '{"method": "eagle3", "model": "FOLDER"}'`,
-and `--head FOLDER` measures a kept one. `--quick` trains for seconds and has no goal.
+`--keep FOLDER` keeps the head, for `--speculative-config '{"method": "eagle3", "model": ...}'`, and
+`--head FOLDER` measures a kept one. `--quick` trains for seconds and has no goal.
 """
 
 from __future__ import annotations

@@ -77,6 +77,10 @@ class Acceptance:
         if self._empty >= PATIENCE:
             self.resumes_at = known + min(LEAST_PAUSE << min(self._empty - PATIENCE, 8), MOST_WAIT)
 
+    def pause(self, known: int) -> None:
+        """There are no drafts for the next tokens of a sequence of `known` tokens."""
+        self.resumes_at = max(self.resumes_at, known + LEAST_PAUSE)
+
     def length(self, most: int, least_rate: float, known: int, least_chance: float = 0.0) -> int:
         """The number of drafts, at most `most`, for a sequence of `known` tokens. If not even the
         first is right with the probability `least_rate`, there are no drafts for some tokens, and

@@ -10,7 +10,8 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 DECAY = 0.98
-# Of a step of one token, before steps of different sizes have been measured.
+# Seconds of one more token by those of a step of one token, before steps of different sizes were
+# measured.
 ASSUMED_SHARE = 0.1
 LEAST_VARIANCE = 0.1
 
@@ -18,6 +19,8 @@ LEAST_VARIANCE = 0.1
 class StepCost:
     def __init__(self) -> None:
         self._weight = self._x = self._y = self._xx = self._xy = 0.0
+        # ASSUMED_SHARE, or what was measured when steps last had different sizes.
+        self._share = ASSUMED_SHARE
 
     def note(self, tokens: int, seconds: float) -> None:
         """A step that computed one or more tokens of each decoding sequence took `seconds`."""
@@ -26,6 +29,12 @@ class StepCost:
         self._y = DECAY * self._y + seconds
         self._xx = DECAY * self._xx + tokens * tokens
         self._xy = DECAY * self._xy + tokens * seconds
+        mean_x, mean_y = self._x / self._weight, self._y / self._weight
+        variance = self._xx / self._weight - mean_x * mean_x
+        if variance >= LEAST_VARIANCE:
+            slope = (self._xy / self._weight - mean_x * mean_y) / variance
+            slope = min(max(slope, 0.0), mean_y / mean_x)
+            self._share = slope / max(mean_y - slope * (mean_x - 1), 1e-9)
 
     def least_rate(self, sequences: int, chances: Iterable[float] = ()) -> float:
         """How probable a draft must be, so that a step of `sequences` sequences yields more tokens
@@ -54,10 +63,5 @@ class StepCost:
         if not self._weight:
             return ASSUMED_SHARE, 1 + ASSUMED_SHARE * (tokens - 1)
         mean_x, mean_y = self._x / self._weight, self._y / self._weight
-        variance = self._xx / self._weight - mean_x * mean_x
-        if variance < LEAST_VARIANCE:
-            slope = ASSUMED_SHARE * mean_y / (1 + ASSUMED_SHARE * (mean_x - 1))
-        else:
-            slope = (self._xy / self._weight - mean_x * mean_y) / variance
-        slope = min(max(slope, 0.0), mean_y / mean_x)
+        slope = self._share * mean_y / (1 + self._share * (mean_x - 1))
         return slope, max(mean_y + slope * (tokens - mean_x), 1e-9)
