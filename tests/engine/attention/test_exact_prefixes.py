@@ -12,6 +12,7 @@ import torch
 from baton_engine.attention.exact import decode_rows
 from baton_engine.attention.exact.backend import TorchAttention, TorchStep
 from baton_engine.attention.exact.paged_rows import PagedRows
+from baton_engine.attention.exact.pages import SIZES, Sizes
 from baton_engine.attention.exact.row_groups import (
     PrefixGroup,
     group_by_length,
@@ -179,6 +180,23 @@ def test_a_row_gets_the_same_bits_as_alone(name: str, sinks: bool, dtype: str) -
         step = attention.begin(batch_of([row], memory.layout))
         alone = step.attend(0, q_TNH[part], k_TKH[part], v_TKH[part], sinks_N=sinks_N)
         assert torch.equal(together[part], alone.double())
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_a_few_tokens_after_many_have_the_bits_of_a_prompt(dtype: str) -> None:
+    memory = memory_of(2, dtype)
+    row = Row([0] * 9, 1200, [BlockId(block) for block in range(1, 77)])
+    noise = torch.Generator().manual_seed(0)
+    q_TNH, k_TKH, v_TKH = (
+        torch.randn(9, n, DIM, generator=noise).to(memory.fields["k"].dtype) for n in (4, 2, 2)
+    )
+    some_TNH, piece_TNH = (
+        TorchAttention(memory, specs_of(memory.layout, 4), sizes)
+        .begin(batch_of([row], memory.layout))
+        .attend(0, q_TNH, k_TKH, v_TKH)
+        for sizes in (SIZES, Sizes(max_pairs=0, few_tokens=0))
+    )
+    assert torch.equal(some_TNH, piece_TNH)
 
 
 def test_layers_with_a_sliding_window_do_not_share_prefixes() -> None:

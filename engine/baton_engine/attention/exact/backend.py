@@ -189,7 +189,8 @@ def _groups(
     kernels = has_kernels(kv, products)
     for row in rows:
         pairs = row.count * (row.start + row.count)
-        if row.count == 1 or (kernels and pairs <= kv.sizes.max_pairs):
+        few = row.count <= kv.sizes.few_tokens or pairs <= kv.sizes.max_pairs
+        if row.count == 1 or (kernels and few):
             ones += (TableRow(row.start + index, 1, row.blocks) for index in range(row.count))
             places += range(begin, begin + row.count)
         else:
