@@ -1,6 +1,6 @@
 """Drafts on a CPU: the demo model with and without them, and beside vLLM's n-gram drafts.
 
-    python -m benchmarks.engine.speculation [--quick] [--threads 2] [--work copy random json]
+    python -m benchmarks.engine.speculation [--quick] [--threads 2] [--work copy draft_model]
 
 - `copy`: answers that quote a passage of the prompt, or repeat it with a name changed, greedy; one
   request at a time and eight together. The passages are prose of `held_out.txt`. Goals: with the
@@ -10,6 +10,9 @@
   requests. Goal: with drafts at least 0.97 times as fast as without.
 - `json`: answers bound to a schema with long names of keys. Goal: with the tokens that the grammar
   forces as drafts 1.3 times as fast as without.
+- `draft_model`: greedy answers to questions, one request at a time. The demo model's `int4` form
+  drafts for it, or its first third of layers, which guesses nothing right. Goal: at least 0.97
+  times as fast as without, whether drafts pay or not.
 
 The KV of the prompts is cached before the first pass, so a pass is nearly all decoding. Ids with
 drafts must be those without. All engines are in memory at once and take turns.
@@ -22,10 +25,11 @@ import json
 import random
 import statistics
 import time
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import ExitStack
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Protocol
 
 from baton_cli.models.demo_model import fetch_demo
@@ -35,6 +39,7 @@ from baton_text.artifacts import read_artifacts
 from baton_text.tokenizer import Tokenizer
 from benchmarks.support.engine.cpu_engines import Ids, Vllm, vllm_takes_part
 from benchmarks.support.engine.cpu_workloads import Workload
+from benchmarks.support.engine.first_layers import first_layers
 from benchmarks.support.engine.held_out_text import windows
 from benchmarks.support.figures import Verdict, at_least, exit_code, machine, rotated, spread
 
@@ -45,6 +50,8 @@ CONFIGS: Mapping[str, Mapping[str, object]] = {
     "ngram": NGRAM,
     "suffix": {"method": "suffix", "num_speculative_tokens": 8},
     "grammar": {"method": "grammar", "num_speculative_tokens": 16},
+    "int4 form": {"method": "draft_model", "quantization": "int4", "num_speculative_tokens": 4},
+    "first third": {"method": "draft_model", "num_speculative_tokens": 4},
 }
 VLLM_NGRAM = {**NGRAM, "prompt_lookup_min": 3, "prompt_lookup_max": 5}
 # One name in the passages, and what an edit calls it. Then the names of the JSON object's keys.
@@ -84,8 +91,11 @@ class Side(Protocol):
 class Baton:
     """Also notes how many drafts of the last pass were made and accepted."""
 
-    def __init__(self, name: str, folder: Path, threads: int) -> None:
+    def __init__(self, name: str, folder: Path, threads: int, drafting: Path | None = None) -> None:
+        """`drafting` is the folder of the draft model, by default the same."""
         self.name, config = name, CONFIGS.get(name)
+        if config is not None and config["method"] == "draft_model":
+            config = {**config, "model": str(folder if drafting is None else drafting)}
         self._llm = LLM(
             folder,
             dtype=DTYPE,
@@ -135,7 +145,7 @@ def main() -> int:
     verdicts: list[Verdict] = []
     with ExitStack() as stack:
         names = dict.fromkeys([PLAIN, *(name for each in work for name in each.sides)])
-        ours = {name: Baton(name, folder, options.threads) for name in names}
+        ours = {name: stack.enter_context(side(name, folder, options.threads)) for name in names}
         vllm = None
         if "copy" in options.work and not options.quick and vllm_takes_part(asked=False):
             vllm = VllmNgram(folder, options.threads)
@@ -162,6 +172,17 @@ def parse_options() -> argparse.Namespace:
     if options.quick:
         options.tokens, options.passes, options.batch = 16, 1, [1, 8]
     return options
+
+
+@contextmanager
+def side(name: str, folder: Path, threads: int) -> Iterator[Baton]:
+    if name != "first third":
+        yield Baton(name, folder, threads)
+        return
+    layers = json.loads((folder / "config.json").read_text())["num_hidden_layers"]
+    with TemporaryDirectory(prefix="baton-bench-") as work:
+        cut = first_layers(folder, layers // 3, Path(work) / "first")
+        yield Baton(name, folder, threads, cut)
 
 
 def copies(folder: Path, tokens: int) -> list[Work]:
@@ -223,10 +244,21 @@ def schemas(folder: Path, tokens: int) -> list[Work]:
     ]
 
 
+def questions(folder: Path, tokens: int) -> list[Work]:
+    tokenizer = Tokenizer.from_artifacts(read_artifacts(folder))
+    params = SamplingParams(temperature=0.0, max_tokens=tokens, ignore_eos=True)
+    prompts = [
+        tokenizer.encode(f"Question: What is {topic}?\nAnswer:")
+        for topic in ("rain", "a volcano", "chess", "the moon")
+    ]
+    return [Work("draft_model", prompts, 1, params, 0.97, ("int4 form", "first third"))]
+
+
 MAKERS: Mapping[str, Callable[[Path, int], list[Work]]] = {
     "copy": copies,
     "random": randoms,
     "json": schemas,
+    "draft_model": questions,
 }
 
 

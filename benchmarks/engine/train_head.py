@@ -5,15 +5,19 @@ trained on them (see `benchmarks.support.engine.eagle3_training`). All of it tak
 of CPU time on `--threads` (1). Then the head drafts four tokens at a time for questions about other
 topics, greedily: prints how many drafts of each position are right, given that those before them
 are; how many tokens a step yields; and tokens per second with and without the head. Answers must be
-equal. The goal is that the first draft is right at least 0.3 of the time. `--keep FOLDER` keeps the
-head, for `--speculative-config '{"method": "eagle3", "model": "FOLDER"}'`. `--quick` trains for
-seconds and has no goal.
+equal. The goal is that the first draft is right at least 0.3 of the time. Then prints how often the
+head's second and third candidate is right, the seconds of steps by rows, and whether a tree of
+drafts would yield more tokens per second than a chain (see `support.engine.draft_trees`).
+
+`--keep FOLDER` keeps the head, for `--speculative-config '{"method": "eagle3", "model": ...}'`, and
+`--head FOLDER` measures a kept one. `--quick` trains for seconds and has no goal.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
+import math
 import sys
 import tempfile
 import time
@@ -28,13 +32,19 @@ from safetensors.torch import load_file, save_file
 
 from baton_cli.models.demo_model import fetch_demo
 from baton_engine import LLM, SamplingParams
+from baton_engine.attention.interface import StepAttention
 from baton_engine.core.engine_core import EngineCore
+from baton_engine.interface import Row, Sample
+from baton_engine.models.heads.head import Head
 from baton_engine.runner.head_drafts import HeadDrafts
 from baton_engine.runner.input_batch import StepInput
 from baton_engine.runner.model_runner import TorchRunner
+from baton_engine.scheduling.sequence import Sequence as EngineSequence
 from baton_engine.speculation.drafter import Drafter
-from baton_protocol.ids import RequestId
+from baton_engine.speculation.proposer import Proposer
+from baton_protocol.ids import BlockId, RequestId
 from baton_protocol.request import Request
+from benchmarks.support.engine.draft_trees import StepSeconds, best_chain, best_tree
 from benchmarks.support.engine.eagle3_training import (
     Answer,
     Target,
@@ -68,6 +78,9 @@ OTHER_TOPICS = ("mountains", "the internet", "apples", "history", "swimming", "s
 TOKENS = 128  # of an answer
 AT_ONCE = 48
 DRAFTS = 4
+CANDIDATES = 3
+MOST_ROWS = 13
+TRIES = 8
 VOCAB = 4096
 # Shares of the CPU time.
 ANSWERING, TRAINING = 0.35, 0.6
@@ -101,8 +114,9 @@ def main() -> None:
     torch.set_num_threads(options.threads)
     demo = fetch_demo(None, print)
     with tempfile.TemporaryDirectory(prefix="baton-bench-") as name:
-        head = options.keep or Path(name) / "head"
-        train(demo, head, options)
+        head = options.head or options.keep or Path(name) / "head"
+        if options.head is None:
+            train(demo, head, options)
         met = measure(demo, head, options)
     sys.exit(0 if options.quick or met else 1)
 
@@ -116,6 +130,7 @@ def parse_options() -> argparse.Namespace:
     add("--minutes", type=float, default=9.0, help="CPU time for answers and training (default 9)")
     add("--threads", type=int, default=1, help="threads (default 1)")
     add("--keep", type=Path, help="keep the head in this folder")
+    add("--head", type=Path, help="measure the head of this folder, and train none")
     options = parser.parse_args()
     if options.quick:
         options.minutes = 0.3
@@ -210,26 +225,34 @@ def measure(demo: Path, head: Path, options: argparse.Namespace) -> bool:
         prompts.append(output.prompt_token_ids)
     ratio = seconds["without"] / seconds["with"]
     print(f"one request at a time: {ratio:.2f}x as fast with the head; answers are equal: {same}")
-    right = count_right(drafting, prompts)
+    right, ranks_DR = count_right(drafting, prompts)
     shares = [later / max(1, earlier) for earlier, later in pairwise(right)]
     print(
         f"{right[0]} steps with {DRAFTS} drafts: each is right, if those before it are, in"
         f" {', '.join(f'{share:.2f}' for share in shares)} of the cases;"
         f" {sum(right) / right[0]:.2f} tokens a step"
     )
+    compare_trees(
+        drafting,
+        prompts[0],
+        [[n / max(1, right[d]) for n in ranks] for d, ranks in enumerate(ranks_DR)],
+    )
     met = shares[0] >= LEAST_RIGHT
     print(f"first draft {shares[0]:.2f}  goal {LEAST_RIGHT} {'met' if met else 'MISSED'}")
     return same and met
 
 
-def count_right(llm: LLM, prompts: Sequence[Sequence[int]]) -> list[int]:
-    """Of all steps that drafted, the number in which the first 0, 1, ... drafts were right."""
+def count_right(llm: LLM, prompts: Sequence[Sequence[int]]) -> tuple[list[int], list[list[int]]]:
+    """Of all steps that drafted, the number in which the first 0, 1, ... drafts were right. And of
+    those in which all drafts before a position were right, for each position, the number in which
+    the head's first, second, ... candidate was the next token."""
     heads = runner_of(llm).tap
     assert isinstance(heads, HeadDrafts)
     info = llm.engine.info
+    candidates = heads._head = Candidates(heads._head)
     drafter = Drafter(heads, DRAFTS, info.vocab_size, adaptive=False)
     engine = EngineCore(info, llm.engine.runner, drafter=drafter)
-    right = [0] * (DRAFTS + 1)
+    right, ranks_DR = [0] * (DRAFTS + 1), [[0] * CANDIDATES for _ in range(DRAFTS)]
     params = SamplingParams(max_tokens=TOKENS, temperature=0.0)
     for number, prompt in enumerate(prompts):
         engine.submit(
@@ -242,10 +265,109 @@ def count_right(llm: LLM, prompts: Sequence[Sequence[int]]) -> list[int]:
             )
         )
         while engine.has_work():
+            candidates.ids_DR.clear()
             step = engine.step()
-            for place in range(step.accepted + 1 if step.drafted == DRAFTS else 0):
+            if step.drafted < DRAFTS:
+                continue
+            for place in range(step.accepted + 1):
                 right[place] += 1
-    return right
+            for ids_R, ranks, token in zip(candidates.ids_DR, ranks_DR, step.tokens, strict=False):
+                if token.id in ids_R:
+                    ranks[ids_R.index(token.id)] += 1
+    return right, ranks_DR
+
+
+class Candidates:
+    """A head that notes the most probable ids of each of its drafts."""
+
+    def __init__(self, head: Head) -> None:
+        self._head = head
+        self.ids_DR: list[list[int]] = []
+
+    def states(self, hidden_TC: torch.Tensor) -> torch.Tensor:
+        return self._head.states(hidden_TC)
+
+    def forward(
+        self,
+        states_TD: torch.Tensor,
+        tokens_T: torch.Tensor,
+        positions_T: torch.Tensor,
+        attention: StepAttention,
+    ) -> torch.Tensor:
+        return self._head.forward(states_TD, tokens_T, positions_T, attention)
+
+    def logits(self, hidden_SD: torch.Tensor) -> torch.Tensor:
+        logits_SV = self._head.logits(hidden_SD)
+        self.ids_DR += logits_SV.topk(CANDIDATES).indices.tolist()
+        return logits_SV
+
+
+def compare_trees(llm: LLM, prompt: Sequence[int], rates_DR: Sequence[Sequence[float]]) -> None:
+    seconds = step_seconds(llm, prompt)
+    print(
+        f"candidates 1 to {CANDIDATES} are right by position: "
+        + "; ".join(", ".join(f"{rate:.2f}" for rate in rates) for rates in rates_DR)
+    )
+    steps = ", ".join(f"{1e3 * each:.1f}" for each in seconds.target)
+    print(f"a step of 1 to {MOST_ROWS} rows takes {steps} ms; a draft {1e3 * seconds.head:.1f} ms")
+    chain, tree = best_chain(rates_DR, seconds), best_tree(rates_DR, seconds)
+    print(f"best chain: {chain}; best tree: {tree}, {tree.speed / chain.speed:.3f}x")
+
+
+def step_seconds(llm: LLM, prompt: Sequence[int]) -> StepSeconds:
+    """The least seconds of several steps of each number of rows, after these tokens."""
+    runner, samples = runner_of(llm), SamplingParams(temperature=0.0)
+    size = llm.engine.info.layout.block_size
+    blocks = [BlockId(1 + place) for place in range(-(-(len(prompt) + MOST_ROWS) // size))]
+    runner.launch([Row(prompt, 0, blocks, blocks_id=1)]).read()
+    heads, runner.tap = runner.tap, None
+    least = [math.inf] * MOST_ROWS
+    for _ in range(TRIES):
+        for rows in range(1, MOST_ROWS + 1):
+            asked = tuple(Sample(0, len(prompt) + 1 + row, samples) for row in range(rows))
+            began = time.perf_counter()
+            runner.launch([Row(prompt[:rows], len(prompt), blocks, asked, blocks_id=1)]).read()
+            least[rows - 1] = min(least[rows - 1], time.perf_counter() - began)
+    runner.tap = heads
+    return StepSeconds(least, head_seconds(llm, prompt))
+
+
+def head_seconds(llm: LLM, prompt: Sequence[int]) -> float:
+    """The least seconds of DRAFTS drafts of a sequence, by their number."""
+    heads = runner_of(llm).tap
+    assert isinstance(heads, HeadDrafts)
+    timed = TimedProposer(heads)
+    info = llm.engine.info
+    drafter = Drafter(timed, DRAFTS, info.vocab_size, adaptive=False)
+    engine = EngineCore(info, llm.engine.runner, drafter=drafter)
+    params = SamplingParams(max_tokens=TOKENS, temperature=0.0, ignore_eos=True)
+    request = Request(
+        id=RequestId("t"), attempt=0, prompt_ids=tuple(prompt), params=params, outputs=((),)
+    )
+    engine.submit(request)
+    while engine.has_work():
+        engine.step()
+    return timed.least / DRAFTS
+
+
+@dataclass
+class TimedProposer:
+    """Notes the least seconds of a proposal with DRAFTS drafts."""
+
+    proposer: Proposer
+    least: float = math.inf
+
+    def propose(
+        self, sequences: Sequence[EngineSequence], most: Sequence[int]
+    ) -> list[Sequence[int]]:
+        began = time.perf_counter()
+        drafts = self.proposer.propose(sequences, most)
+        if len(drafts[0]) == DRAFTS:
+            self.least = min(self.least, time.perf_counter() - began)
+        return drafts
+
+    def forget(self, sequence: EngineSequence) -> None:
+        self.proposer.forget(sequence)
 
 
 if __name__ == "__main__":

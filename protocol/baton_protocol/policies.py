@@ -36,5 +36,7 @@ KVCacheDType = Literal["auto", "int8", "fp8", "bfloat16", "float16", "float32"]
 SpeculativeMethod = Literal[
     "ngram", "suffix", "grammar", "draft_model", "eagle", "eagle3", "medusa", "mtp"
 ]
+# The methods that need the folder of a model or a head.
+METHODS_WITH_FOLDER: tuple[SpeculativeMethod, ...] = ("draft_model", "eagle", "eagle3", "medusa")
 # Who may use the KV of a tenant's prompts.
 Sharing = Literal["pool", "tenant"]

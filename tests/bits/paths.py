@@ -134,13 +134,13 @@ def with_drafts(bench: Bench) -> None:
         assert load.accepted_drafts_total > 0 or right == 0
 
 
-def with_a_second_model(bench: Bench) -> None:
-    """The drafts are those of a second model, with blocks for a part of the requests."""
+def with_a_draft_model(bench: Bench) -> None:
+    """The drafts are those of a draft model, with blocks for a part of the requests."""
     plain = bench.engine(max_batched_tokens=96)
     second = bench.engine(kv_blocks=30, max_batched_tokens=48)
     made = drafter(draft_model_of(second, 48), most=5, vocab_size=plain.info.vocab_size)
     engine = EngineCore(plain.info, plain.runner, drafter=made)
-    bench.check_all("a second model", run(engine, [*others(6), *subjects()]))
+    bench.check_all("a draft model", run(engine, [*others(6), *subjects()]))
     assert engine.load().accepted_drafts_total > 0
 
 
@@ -284,7 +284,7 @@ PATHS: Mapping[str, Callable[[Bench], None]] = {
     path.__name__.replace("_", " "): path
     for path in (
         *(in_crowds, in_pieces, with_overlap, several_choices, on_two_threads, with_drafts),
-        with_a_second_model,
+        with_a_draft_model,
         *(from_the_cache, shared_with_running, from_the_host_tier),
         *(preempted, in_a_small_pool, taken_over, offline, as_a_prompt),
         with_scheduling_options,

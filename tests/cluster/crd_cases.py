@@ -155,6 +155,12 @@ BAD: tuple[Bad, ...] = (
     Bad("an unknown engine", engine(kind="vllm"), "spec.engine.kind", '"sim", "torch"'),
     Bad("an unsupported dtype", engine(dtype="fp8"), "spec.engine.dtype", '"auto", "bfloat16"'),
     Bad(
+        "a draft model without a folder",
+        engine(speculativeConfig={"method": "draft_model"}),
+        "spec.engine.speculativeConfig.model",
+        "write the folder of the weights",
+    ),
+    Bad(
         "an unsupported quantization",
         engine(quantization="int2"),
         "spec.engine.quantization",

@@ -46,7 +46,8 @@ TESTED: tuple[str, ...] = (
     *ids("OUT", "1 1b 2 3 3b 3c 3d 4 5 6"),
     *ids("SMP", "1 2 2b 2c 2d 3 3b 3c 4 4b 4c 4d 4e 5 6 6b 7 7b 7c 7d 8 9"),
     *ids("MDL", "1 1b 2 3 5 5b 5c 5d 5e 5f 6 7 8 8c 8d 8e 9 9b 10 11"),
-    *ids("QNT", "1 5"),
+    *ids("SPD", "1 2 2b 2c 3 4 6 6b 8 9"),
+    *ids("QNT", "1 2 2b 3 4 5"),
     *ids("NAN", "1 1b 1c 4"),
 )
 
@@ -71,11 +72,12 @@ NOT_APPLICABLE: tuple[tuple[tuple[str, ...], str], ...] = (
         "logits are computed only for positions that are sampled or scored",
     ),
     (ids("MDL", "8b"), "no model family of Baton's own has a LayerNorm"),
-    (ids("SPD", "1 2 2b 2c 3 4 5 5b 6 6b 7 8 9"), "there is no speculative decoding"),
     (
-        ids("QNT", "2 2b 3 4"),
-        "weights and KV have at least 16 bits; quantized checkpoints are refused",
+        ids("SPD", "5 5b"),
+        "there is no rejection sampler: the target samples its own token at each position, with "
+        "the noise of that position, and a draft is right if it equals that token",
     ),
+    (ids("SPD", "7"), "the drafts of a sequence are one chain; there are no trees"),
     (
         ids("DST", "1 2 2b 3 4 5 5b 6 7 7b 8"),
         "an engine is one process on one device, without tensor, pipeline or data parallelism",
@@ -89,19 +91,22 @@ NOT_APPLICABLE: tuple[tuple[tuple[str, ...], str], ...] = (
 )
 
 DIFFERENCES: Mapping[str, str] = {
-    "O-MEM-1": "in 32 and 16 bits, as O-MEM-1b; quantized weights have scales beside them, and "
-    "embeddings stay plain",
+    "O-MEM-1": "the codes alone in 8 and 4 bits; scales, and what is not quantized, come on top",
+    "O-MEM-1b": "as O-MEM-1, in all four sizes",
     "O-MEM-2": "and all of O-MEM and O-XFR: bfloat16 in place of FP16, with the same bytes",
     "O-MEM-5d": "an engine without a block does not start, and the error gives the reason",
     "O-MEM-5e": "one tensor holds all layers: [blocks, layers, 2, kv_heads, block_size, head_dim]",
     "O-MEM-6c": "13 blocks fewer after a profiling run: 384 MiB are spare, and 1 block is padding",
     "O-MEM-7d": "in blocks (431); there is no function for the other counts",
-    "O-MEM-8": "in 16 bits, as O-MEM-8b: quantized weights have scales, as in O-MEM-1",
-    "O-MEM-14": "down to 8 bits; KV with fewer bits is not stored",
+    "O-MEM-8": "in 16 bits, as O-MEM-8b; quantized weights also have scales and plain parts, which "
+    "change the numbers",
+    "O-MEM-14": "KV down to 8 bits, weights down to 4; nothing is stored with 3 or 2 bits",
     "O-XFR-1d": "the scales are exponents of one byte, one for the row of each head and token",
     "O-XFR-2": "as the price of placement, which is the lower of fetching and computing",
     "O-QNT-1": "as O-MEM-1 and O-MEM-14",
-    "O-QNT-5": "only the sizes of the layout, as in O-XFR-1d",
+    "O-QNT-4": "only E4M3: no code is E5M2",
+    "O-QNT-5": "only the codes, as in O-XFR-1d",
+    "O-SPD-6b": "drafts end where the longest sequence does, so no later position is computed",
     "O-PRF-3": "only the work with a cache, because the engine always has one",
     "O-PRF-4": "as scores in the memory estimate",
     "O-BLK-6": "blocks 1, 2 and 3 are shared, because block 0 is padding",

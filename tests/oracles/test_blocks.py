@@ -24,14 +24,15 @@ from tests.support.engines.small_pool import kv_of
 TABLE = [BlockId(block) for block in (5, 2, 8, 12)]
 
 
-def written_slots(position: int) -> tuple[list[int], list[int]]:
-    """The slots of the pool in which K and V of the token at `position` are stored. Its block table
-    is TABLE."""
+def written_slots(
+    position: int, table: list[BlockId] = TABLE, tokens: int = 1
+) -> tuple[list[int], list[int]]:
+    """The slots of the pool in which K and V of `tokens` tokens from `position` on are stored."""
     layout = kv_layout(block=16)
     memory = TorchMemory(layout, 16, torch.device("cpu"))
-    one = torch.ones(1, 1, 2)
+    one = torch.ones(tokens, 1, 2)
     TorchAttention(memory, specs_of(memory.layout, 1)).begin(
-        batch_of([Row([0], position, TABLE)], memory.layout)
+        batch_of([Row([0] * tokens, position, table)], memory.layout)
     ).attend(0, one, one, one)
     k_S, v_S = kv_of(memory)[:, 0, :, 0].sum(-1).transpose(0, 1).reshape(2, -1)
     return k_S.nonzero()[:, 0].tolist(), v_S.nonzero()[:, 0].tolist()
@@ -48,6 +49,13 @@ def test_position_35_is_stored_in_block_8_at_slot_131_O_BLK_1() -> None:
 )
 def test_other_positions_are_stored_in_their_slots_O_BLK_2(position: int, slot: int) -> None:
     assert written_slots(position) == ([slot], [slot])
+
+
+def test_a_draft_beyond_a_block_is_stored_in_the_next_one_O_SPD_6() -> None:
+    """Position 15 is a known token, 16 and 17 are drafts."""
+    slots = [95, 144, 145]
+    assert written_slots(15, [BlockId(5), BlockId(9)], 3) == (slots, slots)
+    assert divmod(17, 16) == (1, 1)
 
 
 BLOCKS_FOR = {1: 1, 15: 1, 16: 1, 17: 2, 35: 3, 36: 3, 48: 3, 100: 7, 105: 7, 130: 9} | {

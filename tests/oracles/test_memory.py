@@ -22,10 +22,12 @@ import torch
 from baton_engine.config.engine_config import TorchSettings
 from baton_engine.config.families import read_config
 from baton_engine.config.model_config import ModelConfig
+from baton_engine.config.quantization.online import SCHEMES
 from baton_engine.errors import SettingsError
 from baton_engine.kv.block_pool import BlockPool
 from baton_engine.kv.kv_pool import TORCH_DTYPES, TorchMemory
 from baton_engine.layers.parameter import WeightSlots
+from baton_engine.layers.quantization.online import empty_weight
 from baton_engine.memory import estimate
 from baton_engine.memory.demand import Measured, MemoryBudget
 from baton_engine.memory.estimate import SPARE_BYTES, activation_bytes, count_weights, weight_bytes
@@ -38,6 +40,7 @@ from baton_engine.scheduling.sequence import blocks_for
 from baton_protocol.hashing import chunk_hashes, extend_hashes, root_hash
 from baton_protocol.ids import Fingerprint, NodeId
 from baton_protocol.layout import KVLayout
+from baton_protocol.policies import Quantization
 from baton_protocol.store import Speeds
 from baton_router.placement.costs import NodeCosts, RequestFacts
 from tests.support.engines.demands import demand_of, kv_layout
@@ -138,6 +141,17 @@ def test_weights_take_4_or_2_bytes_per_parameter_O_MEM_1_O_MEM_1b_O_QNT_1(
     assert (
         sum(math.prod(one.shape) * one.dtype.itemsize for one in slots.parameters.values()) == size
     )
+
+
+@pytest.mark.parametrize("parameters", [7 * 10**9, 70 * 10**9])
+@pytest.mark.parametrize(("numbers", "compression"), [("int8", 4), ("fp8", 4), ("int4", 8)])
+def test_codes_of_weights_take_a_byte_or_half_a_byte_O_MEM_1_O_MEM_1b_O_MEM_14_O_QNT_1(
+    numbers: Quantization, compression: int, parameters: int
+) -> None:
+    weight = empty_weight(SCHEMES[numbers], parameters // 4000, 4000, torch.device("meta"))
+    assert weight.codes_OJ.nbytes * compression == 4 * parameters
+    scales = (0 if each is None else each.nbytes for each in (weight.scales_OG, weight.shifts_OG))
+    assert SCHEMES[numbers].weight_bytes(*weight.shape) == weight.codes_OJ.nbytes + sum(scales)
 
 
 @pytest.mark.parametrize(

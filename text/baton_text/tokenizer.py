@@ -82,6 +82,11 @@ class Tokenizer:
         spelling = spelling_of(json.loads(decoder.__getstate__()) if decoder else None)
         return cls(backend, spelling, _eos_ids(backend, artifacts, named))
 
+    @property
+    def ids(self) -> dict[str, int]:
+        """The id of each token, added ones included."""
+        return dict(self._backend.get_vocab(with_added_tokens=True))
+
     def encode(self, text: str, add_special_tokens: bool = True) -> list[int]:
         """Encode `text` to ids; special tokens spelled in the text become their ids.
 

@@ -12,7 +12,7 @@ import msgspec
 from msgspec import Meta
 
 from baton_engine.errors import SettingsError
-from baton_protocol.policies import Quantization, SpeculativeMethod
+from baton_protocol.policies import METHODS_WITH_FOLDER, Quantization, SpeculativeMethod
 
 FLAG = "--speculative-config"
 EXAMPLE = '{"method": "ngram", "num_speculative_tokens": 4}'
@@ -20,8 +20,6 @@ Count = Annotated[int, Meta(ge=1, le=64)]
 # Those of SpeculativeMethod that take hidden states of the target.
 HeadMethod = Literal["eagle", "eagle3", "medusa", "mtp"]
 HEADS: tuple[HeadMethod, ...] = get_args(HeadMethod)
-# Methods whose drafts come from weights in a folder of their own.
-WITH_FOLDER = ("draft_model", "eagle", "eagle3", "medusa")
 Share = Annotated[float, Meta(ge=0, le=1)]
 
 
@@ -83,7 +81,7 @@ class SpeculativeConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknow
     @property
     def needs_weights(self) -> bool:
         """Whether drafts come from a model or a head."""
-        return self.method in WITH_FOLDER or self.head is not None
+        return self.method in METHODS_WITH_FOLDER or self.head is not None
 
     def check(self) -> None:
         if self.prompt_lookup_min > self.prompt_lookup_max:
@@ -91,11 +89,11 @@ class SpeculativeConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknow
                 f"{FLAG}: prompt_lookup_min {self.prompt_lookup_min} is larger than"
                 f" prompt_lookup_max {self.prompt_lookup_max}"
             )
-        if self.method in WITH_FOLDER and not self.model:
+        if self.method in METHODS_WITH_FOLDER and not self.model:
             raise SettingsError(
                 f"{FLAG}: {self.method} needs a model, the folder of the one to use"
             )
-        if self.method not in WITH_FOLDER and self.model is not None:
+        if self.method not in METHODS_WITH_FOLDER and self.model is not None:
             raise SettingsError(f"{FLAG}: {self.method} has no use for the model {self.model}")
         if self.method != "draft_model" and self.quantization != "none":
             raise SettingsError(

@@ -518,7 +518,7 @@ class EngineCore:
         if self._drafter is None or not result.drafts:
             return
         decoding = sum(piece.count == 1 + len(piece.drafts) for piece in step.pieces)
-        won = self._drafter.seconds_won(decoding, result.drafted, result.accepted)
+        won = self._drafter.note_drafts(decoding, result.drafted, result.accepted)
         self._totals.count_seconds_won(won)
 
     def _fail_alone(self, state: RequestState) -> None:

@@ -9,22 +9,22 @@ import numpy as np
 from baton_engine.cpu_kernels.openmp import COUNTER, task_class
 
 # The argument of a kernel. The addresses are of arrays: `blocks` int32 [X, P], `heads` int32 [X],
-# `rows` int32 [X, M] (which of the Q rows), `seen` int32 [X, 2] (begin, end), `scores` float32
-# [Q, L], `sinks` float32 [Q] (0 if rows have no sink), `sums` float32 [Q, V], `queries` [Q, H] and
-# `output` [Q, V] in the dtype of the pool, with H = `dim` and V = `value_dim`. K is at `keys`, V at
-# `values`; the other numbers of both are bytes from one block, kv head and slot to the next. Key 0
-# of a matrix has its scores in column `column`. `next` is the matrix that the next free thread
-# takes. The orders are those of bfloat16 products; those of float32 add one by one. A score is the
-# sum of those of `scores_block` numbers of q and k each. With `rounded`, bfloat16 products are
-# rounded to bfloat16 twice (see cpu_bf16.wide_scores). `states` is float32 [Q, 4], for Part.SPLITS.
-# The kernels of codes have K and V as codes of int8 or, with `fp8`, of fp8, and the exponents of
-# slots one byte apart.
+# `rows` int32 [X, M] (which of the Q rows), `heights` int32 [X] (how many rows a matrix has),
+# `seen` int32 [X, 2] (begin, end), `scores` float32 [Q, L], `sinks` float32 [Q] (0 if rows have no
+# sink), `sums` float32 [Q, V], `queries` [Q, H] and `output` [Q, V] in the dtype of the pool, with
+# H = `dim` and V = `value_dim`. K is at `keys`, V at `values`; the other numbers of both are bytes
+# from one block, kv head and slot to the next. Key 0 of a matrix has its scores in column `column`.
+# `next` is the matrix that the next free thread takes. The orders are those of bfloat16 products;
+# those of float32 add one by one. A score is the sum of those of `scores_block` numbers of q and k
+# each. With `rounded`, bfloat16 products are rounded to bfloat16 twice (see cpu_bf16.wide_scores).
+# `states` is float32 [Q, 4], for Part.SPLITS. The kernels of codes have K and V as codes of int8
+# or, with `fp8`, of fp8, and the exponents of slots one byte apart.
 AttentionTask = task_class(
     [
         COUNTER,
         *((name, np.int64) for name in ("matrices", "height", "width", "block")),
-        *((name, np.int64) for name in ("dim", "value_dim", "blocks", "heads", "rows", "seen")),
-        *((name, np.int64) for name in ("keys", "values")),
+        *((name, np.int64) for name in ("dim", "value_dim", "blocks", "heads", "rows", "heights")),
+        *((name, np.int64) for name in ("seen", "keys", "values")),
         *((f"key_{unit}_bytes", np.int64) for unit in ("block", "head", "slot")),
         *((f"value_{unit}_bytes", np.int64) for unit in ("block", "head", "slot")),
         *((name, np.int64) for name in ("queries", "scores", "sinks", "sums", "output", "states")),

@@ -7,8 +7,9 @@ product. These kernels read the blocks. They add in the order of one of torch's 
 given as an Order, so that a query of one row gets the bits of the same query in a prompt (see
 `paged_products` for how the order is found).
 
-A task has X matrices of M rows: for example, the G query heads of each row and kv head. Matrix x
-has a list of pages, and its rows see its keys [begin, end). Threads take the matrices in turn.
+A task has X matrices of M rows or fewer: for example, the G query heads of each row and kv head.
+Matrix x has a list of pages, and its rows see its keys [begin, end). Threads take the matrices in
+turn.
 
 A page is one block of one kv head. Of a pool of codes, K is decoded 16 keys at a time and V a split
 at a time, into memory of the thread.
@@ -118,7 +119,7 @@ def _compute(pointer: Any, bf16: bool, coded: bool) -> None:
         if task.parts & _SCORES:
             _score_matrix(task, x, following, columns, queries, decoded, bf16, coded)
         if task.parts & _SOFTMAX:
-            for index in range(task.height):
+            for index in range(_height(task, x)):
                 row = load_index(task.rows + 4 * (x * task.height + index))
                 sink = load_number(task.sinks + 4 * row) if task.sinks else HIDDEN
                 softmax_in_place(task.scores + 4 * row * task.row_scores, task.row_scores, sink)
@@ -186,6 +187,12 @@ def _whole_lines(size: Any) -> Any:
 
 
 @inlined
+def _height(task: Any, x: int) -> Any:
+    """The number of rows of matrix x."""
+    return load_index(task.heights + 4 * x)
+
+
+@inlined
 def _sees_page(task: Any, x: int, page: int) -> Any:
     """Whether the rows of matrix x see a key of a page."""
     begin, end = load_index(task.seen + 8 * x), load_index(task.seen + 8 * x + 4)
@@ -235,7 +242,7 @@ def _score_matrix(
 ) -> None:
     """`columns` has room for the words of 16 keys, `queries` for those of the matrix. The next
     matrix is `following`."""
-    _widen_queries(task, task.rows + 4 * x * task.height, queries, bf16)
+    _widen_queries(task, x, queries, bf16)
     _score_pages(
         task,
         x,
@@ -271,7 +278,7 @@ def _score_pages(
     words, block = task.dim, task.scores_block
     if bf16:
         words, block = words // 2, block // 2
-    rows = task.rows + 4 * x * task.height
+    rows, height = task.rows + 4 * x * task.height, _height(task, x)
     begin, end = load_index(task.seen + 8 * x), load_index(task.seen + 8 * x + 4)
     for page in range(low, high):
         first = page * task.block
@@ -306,14 +313,14 @@ def _score_pages(
                     source = decoded
                 for word in range(0, words, UNIT):
                     store_transposed(source + 4 * word, step, columns + CACHE_LINE * word)
-            for index in range(0, task.height, ROWS):
-                some = _rows(rows, index, task.height)
+            for index in range(0, height, ROWS):
+                some = _rows(rows, index, height)
                 targets = _places(task.scores + 4 * (column + unit), some, task.row_scores)
                 if not seen:
                     for target in targets:
                         store(target, broadcast(HIDDEN))
                     continue
-                wide = _places(queries, _indexes(index, task.height), task.dim)
+                wide = _places(queries, _indexes(index, height), task.dim)
                 scores_of = _no_sums()
                 for word in range(0, words, block):
                     stop = min(word + block, words)
@@ -334,11 +341,11 @@ def _score_pages(
 
 
 @inlined
-def _widen_queries(task: Any, rows: int, target: int, bf16: bool) -> None:
-    """Write the queries of a matrix in float32, with the scale unless the products get it."""
+def _widen_queries(task: Any, x: int, target: int, bf16: bool) -> None:
+    """Write the queries of matrix x in float32, with the scale unless the products get it."""
     factor = broadcast(ONE if task.rounded else task.scale)
-    for index in range(task.height):
-        row = load_index(rows + 4 * index) * task.dim
+    for index in range(_height(task, x)):
+        row = load_index(task.rows + 4 * (x * task.height + index)) * task.dim
         for place in range(0, task.dim, UNIT):
             values = multiply(number_at(task.queries, row + place, bf16), factor)
             store(target + 4 * (index * task.dim + place), values)
@@ -353,7 +360,7 @@ def _indexes(index: int, height: int) -> Any:
 
 @inlined
 def _empty_sums(task: Any, x: int) -> None:
-    for index in range(task.height):
+    for index in range(_height(task, x)):
         row = load_index(task.rows + 4 * (x * task.height + index))
         for place in range(0, 4 * task.value_dim, CACHE_LINE):
             store(task.sums + 4 * row * task.value_dim + place, zeros())
@@ -364,7 +371,7 @@ def _empty_sums(task: Any, x: int) -> None:
 
 @inlined
 def _write_output(task: Any, x: int, bf16: bool) -> None:
-    for index in range(task.height):
+    for index in range(_height(task, x)):
         row = load_index(task.rows + 4 * (x * task.height + index))
         factor = broadcast(ONE)
         if task.states:
@@ -517,7 +524,7 @@ def _attend_matrix(
     """Scores, weights and sums of a matrix, one split after the other."""
     rows = task.rows + 4 * x * task.height
     begin, end = load_index(task.seen + 8 * x), load_index(task.seen + 8 * x + 4)
-    _widen_queries(task, rows, queries, bf16)
+    _widen_queries(task, x, queries, bf16)
     _find_units(task, x, task.value_slot_bytes, places)
     pages = task.split // task.block
     for page in range(0, task.width, pages):
@@ -538,7 +545,7 @@ def _attend_matrix(
             bf16,
             coded,
         )
-        for index in range(task.height):
+        for index in range(_height(task, x)):
             row = load_index(rows + 4 * index)
             state = task.states + STATE_BYTES * row
             scores = task.scores + 4 * row * task.row_scores
@@ -573,13 +580,13 @@ def _sum_split(
     item = 2 if bf16 else 4
     row_bytes = task.value_slot_bytes
     units = task.split // UNIT
-    rows = task.rows + 4 * x * task.height
+    rows, height = task.rows + 4 * x * task.height, _height(task, x)
     low_key = load_index(task.seen + 8 * x) - first * UNIT
     high_key = load_index(task.seen + 8 * x + 4) - first * UNIT
     if coded:
         _decode_values(task, x, first, low_key, high_key, places, decoded, bf16)
-    for index in range(0, task.height, ROWS):
-        some = _rows(rows, index, task.height)
+    for index in range(0, height, ROWS):
+        some = _rows(rows, index, height)
         weights = _places(task.scores + 4 * column, some, task.row_scores)
         if bf16:
             weights = _rounded_weights(weights, task.split, rounded)
@@ -610,7 +617,7 @@ def _sum_split(
                         even = odd = (_no_sums(), _no_sums())
                 else:
                     low, high = _fp32_unit(source, step, weights, place, low, high)
-            for lane in range(min(ROWS, task.height - index)):
+            for lane in range(min(ROWS, height - index)):
                 target = targets[lane] + 4 * output
                 one, other = low[lane], high[lane]
                 if bf16:

@@ -143,6 +143,7 @@ MethodOf = Callable[[str, Weight], LinearMethod]
 PACKED = LinearMethod(packed_product)
 BY_KERNEL = LinearMethod(kernel_product, any_rows=True)
 PACKED_HEAD = LinearMethod(head_product, counts=HEAD_ROW_COUNTS)
+HEAD_BY_KERNEL = LinearMethod(head_product, any_rows=True, counts=HEAD_ROW_COUNTS)
 
 
 def heads_product(weight_NOI: torch.Tensor, bias: torch.Tensor | None) -> Product:
@@ -171,9 +172,10 @@ QUANTIZED_HEAD = LinearMethod(
 def packed_methods(name: str, weight: Weight) -> LinearMethod:
     if isinstance(weight, QuantizedWeight):
         return QUANTIZED_HEAD if name == HEAD else QUANTIZED
+    by_kernel = multiplies_by_kernel(weight)
     if name == HEAD:
-        return PACKED_HEAD
-    return BY_KERNEL if multiplies_by_kernel(weight) else PACKED
+        return HEAD_BY_KERNEL if by_kernel else PACKED_HEAD
+    return BY_KERNEL if by_kernel else PACKED
 
 
 def _parts(weight_VD: torch.Tensor) -> Iterator[tuple[int, torch.Tensor]]:

@@ -19,7 +19,7 @@ class Measured:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DraftModelDemand:
-    """A second model, which drafts. Its KV is in blocks of its own."""
+    """A draft model. Its KV is in blocks of its own."""
 
     config: ModelConfig
     layout: KVLayout
@@ -83,7 +83,7 @@ class MemoryDemand:
 
     @property
     def of_draft_model(self) -> MemoryDemand | None:
-        """The second model alone, in the same steps."""
+        """The draft model alone, in the same steps."""
         second = self.draft_model
         if second is None:
             return None
@@ -97,7 +97,7 @@ class MemoryDemand:
         )
 
     def draft_model_blocks(self, num_blocks: int) -> int:
-        """Blocks of the second model for as many tokens as `num_blocks` blocks hold."""
+        """Blocks of the draft model for as many tokens as `num_blocks` blocks hold."""
         assert self.draft_model is not None
         return num_blocks // self.layout.num_groups * self.draft_model.layout.num_groups
 

@@ -101,7 +101,7 @@ def quantized_part(config: ModelConfig) -> tuple[int, int]:
 
 
 def weight_bytes(demand: MemoryDemand) -> int:
-    """Bytes of the weights, those of a second model included."""
+    """Bytes of the weights, those of a draft model included."""
     second = demand.of_draft_model
     return _model_bytes(demand) + (0 if second is None else _model_bytes(second))
 
@@ -150,7 +150,7 @@ def resident_bytes(demand: MemoryDemand) -> int:
 
 def activation_bytes(demand: MemoryDemand, length: int) -> int:
     """Bytes of the largest step: `max_batched_tokens` tokens and `max_num_seqs` sampled rows, with
-    a sequence of `length` tokens among them. A second model's steps come before the target's."""
+    a sequence of `length` tokens among them. A draft model's steps come before the target's."""
     if demand.measured:
         return demand.measured.step
     second = demand.of_draft_model
@@ -165,7 +165,7 @@ def _all_step_bytes(demand: MemoryDemand, length: int) -> int:
 
 
 def graph_bytes(demand: MemoryDemand) -> int:
-    """Bytes of the CUDA graphs, those of a second model included."""
+    """Bytes of the CUDA graphs, those of a draft model included."""
     second = demand.of_draft_model
     return _own_graph_bytes(demand) + (0 if second is None else _own_graph_bytes(second))
 
@@ -195,7 +195,7 @@ def fixed_bytes(demand: MemoryDemand, length: int) -> int:
 
 def pool_bytes(demand: MemoryDemand, num_blocks: int) -> int:
     """Bytes of a pool with `num_blocks` usable blocks and the padding block, and of the pool of a
-    head or of a second model beside it."""
+    head or of a draft model beside it."""
     own = (num_blocks + 1) * demand.block_bytes
     if demand.draft_model is None:
         return own

@@ -149,7 +149,7 @@ def _eight_bit_kv(demand: MemoryDemand, room: MemoryBudget) -> Remedy | None:
 
 
 def _no_drafts(demand: MemoryDemand, room: MemoryBudget) -> Remedy | None:
-    """Without the second model, or the head, that drafts. Does not apply to measured bytes, of
+    """Without the draft model, or the head, that drafts. Does not apply to measured bytes, of
     which nobody knows what each part takes."""
     if demand.measured is not None:
         return None

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence as Seq
 
-import msgspec
 import torch
 
 from baton_engine.interface import Sample
@@ -16,13 +15,12 @@ from baton_engine.layers.ops import Ops
 from baton_engine.sampling.metadata import draws_of
 from baton_engine.sampling.sampler import choose
 from baton_engine.scheduling.sequence import Sequence
+from baton_engine.speculation.draft_params import draft_params
 
 
 def draft_sample(sequence: Sequence, number: int) -> Sample:
     """The sample of the draft that `number` drafts precede."""
-    params = sequence.state.params
-    if params.logprobs is not None:
-        params = msgspec.structs.replace(params, logprobs=None)
+    params = draft_params(sequence.state.params)
     return Sample(sequence.choice, sequence.known + number, params, (), None, sequence.state.listed)
 
 

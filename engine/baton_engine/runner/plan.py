@@ -89,7 +89,7 @@ class EnginePlan:
 
     @property
     def of_draft_model(self) -> EnginePlan | None:
-        """The plan of the second model alone. Its pool holds as many tokens as the target's."""
+        """The plan of the draft model alone. Its pool holds as many tokens as the target's."""
         demand = self.demand.of_draft_model
         if demand is None:
             return None

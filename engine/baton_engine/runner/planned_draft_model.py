@@ -1,16 +1,15 @@
-"""A second model that drafts: which one, and whether it fits the target.
+"""The draft model: which one, and whether it fits the target.
 
-In: an engine's settings and the target's config. Out: settings and config of the second model, or a
+In: an engine's settings and the target's config. Out: settings and config of the draft model, or a
 one-line error about its folder, its architecture or its tokenizer.
 """
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, cast
+from typing import cast
 
 from baton_engine.config.engine_config import TorchSettings
 from baton_engine.config.families import quantized_online, read_config
@@ -19,14 +18,15 @@ from baton_engine.config.speculative import FLAG, SpeculativeConfig
 from baton_engine.errors import ModelError, SettingsError
 from baton_engine.weights.checkpoint import weight_files
 from baton_protocol.policies import DType
-from baton_text.artifacts import TOKENIZER, ArtifactError, read_artifacts
+from baton_text.artifacts import ArtifactError, read_artifacts
+from baton_text.tokenizer import Tokenizer
 
 Ids = Mapping[str, int]
 
 
 @dataclass(frozen=True, slots=True)
 class PlannedDraftModel:
-    """`settings` are the engine's, with the second model's folder and quantization. Its KV has the
+    """`settings` are the engine's, with the draft model's folder and quantization. Its KV has the
     target's dtype and block size, and never leaves the engine."""
 
     settings: TorchSettings
@@ -67,14 +67,14 @@ def plan_draft_model(
     return PlannedDraftModel(own, config.limited_to(settings.max_model_len))
 
 
-def _check_tokens(target: Path, one: ModelConfig, second: Path, other: ModelConfig) -> None:
+def _check_tokens(target: Path, one: ModelConfig, draft: Path, other: ModelConfig) -> None:
     """Raise SettingsError unless both models have the same tokens. With equal tokenizers, the
     numbers of ids may differ: some models have ids that no token uses."""
-    ids, other_ids = token_ids(target), token_ids(second)
+    ids, other_ids = token_ids(target), token_ids(draft)
     if ids is None or other_ids is None:
         if one.vocab_size != other.vocab_size:
             raise SettingsError(
-                f"{FLAG}: the draft model {second} has {other.vocab_size} token ids, and {target}"
+                f"{FLAG}: the draft model {draft} has {other.vocab_size} token ids, and {target}"
                 f" has {one.vocab_size}; a draft model needs the same tokenizer"
             )
         return
@@ -84,7 +84,7 @@ def _check_tokens(target: Path, one: ModelConfig, second: Path, other: ModelConf
     if differing:
         text = differing[0][0]
         raise SettingsError(
-            f"{FLAG}: the draft model {second} has another tokenizer than {target}: {text!r} has"
+            f"{FLAG}: the draft model {draft} has another tokenizer than {target}: {text!r} has"
             f" {_id_in(other_ids, text)} there and {_id_in(ids, text)} here; of {len(ids)} tokens,"
             f" {len(set(ids.items()) - set(other_ids.items()))} differ"
         )
@@ -97,10 +97,6 @@ def _id_in(ids: Ids, text: str) -> str:
 def token_ids(folder: Path) -> Ids | None:
     """The id of each token of a model's tokenizer; None without a tokenizer that can be read."""
     try:
-        content: dict[str, Any] = json.loads(read_artifacts(folder)[TOKENIZER])
-    except (ArtifactError, ValueError):
+        return Tokenizer.from_artifacts(read_artifacts(folder)).ids
+    except ArtifactError:
         return None
-    vocabulary = content["model"].get("vocab", {})
-    if isinstance(vocabulary, list):  # unigram: a token and its score per id
-        vocabulary = {text: id for id, (text, _) in enumerate(vocabulary)}
-    return {**vocabulary, **{each["content"]: each["id"] for each in content["added_tokens"]}}

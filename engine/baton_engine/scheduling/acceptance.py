@@ -50,6 +50,14 @@ class Acceptance:
         """The estimated probability that a draft is right if the drafts before it are."""
         return (self._right + PRIOR_RATE * PRIOR_WEIGHT) / (self._tried + PRIOR_WEIGHT)
 
+    def chances(self, most: int, known: int) -> list[float]:
+        """The probability that each of the next `most` drafts of a sequence of `known` tokens, and
+        all before it, are right. None if it makes no drafts."""
+        if known < self.resumes_at:
+            return []
+        rate = self.rate
+        return [rate**number for number in range(1, most + 1)]
+
     def note(self, drafted: int, accepted: int) -> None:
         """Of `drafted` drafts in a row, the first `accepted` were right."""
         self._empty = 0
@@ -69,21 +77,28 @@ class Acceptance:
         if self._empty >= PATIENCE:
             self.resumes_at = known + min(LEAST_PAUSE << min(self._empty - PATIENCE, 8), MOST_WAIT)
 
-    def length(self, most: int, least_rate: float, known: int) -> int:
-        """The number of drafts, at most `most`, for a sequence of `known` tokens. Draft i is worth
-        its time if the first i are all right with at least the probability `least_rate`. If not
-        even the first is, there are no drafts for some tokens, and then one to try again."""
+    def pause(self, known: int) -> None:
+        """There are no drafts for the next tokens of a sequence of `known` tokens."""
+        self.resumes_at = max(self.resumes_at, known + LEAST_PAUSE)
+
+    def length(self, most: int, least_rate: float, known: int, least_chance: float = 0.0) -> int:
+        """The number of drafts, at most `most`, for a sequence of `known` tokens. If not even the
+        first is right with the probability `least_rate`, there are no drafts for some tokens, and
+        then one to try again. Else draft i is worth its time if the first i are all right with at
+        least this probability, and with `least_chance`, which a draft needs beside those of other
+        sequences."""
         if known < self.resumes_at:
             return 0
         rate = self.rate
-        if rate >= 1 or least_rate <= 0:
-            return most
         if rate < least_rate:
             if self.resumes_at and known - self.resumes_at < 2:
                 return 1
             self.resumes_at = known + self._pause
             self._pause = min(2 * self._pause, MOST_PAUSE)
             return 0
-        if least_rate >= 1:
+        least = max(least_rate, least_chance)
+        if rate >= 1 or least <= 0:
+            return most
+        if least >= 1:
             return 0
-        return min(most, int(math.log(least_rate) / math.log(rate)))
+        return min(most, int(math.log(least) / math.log(rate)))

@@ -26,7 +26,8 @@ class DraftSource(Protocol):
         """A step of decoding sequences alone, with `tokens` tokens, took `seconds`."""
         ...
 
-    def seconds_won(self, sequences: int, drafted: int, accepted: int) -> float:
-        """Estimated seconds that a step of `sequences` sequences has saved, if `accepted` of its
-        `drafted` drafts were the next tokens; negative if it has lost them, 0.0 if unknown."""
+    def note_drafts(self, sequences: int, drafted: int, accepted: int) -> float:
+        """Of the `drafted` drafts of a step of `sequences` sequences, `accepted` were the next
+        tokens. Returns the estimated seconds that drafts have saved since the last call; negative
+        if they have lost them, 0.0 if unknown."""
         ...

@@ -7,8 +7,8 @@ from baton_engine.errors import SettingsError
 from baton_engine.speculation.draft_model import DraftModel
 from baton_engine.speculation.drafter import Drafter
 from baton_engine.speculation.lookup import PromptLookup, SuffixLookup
+from baton_engine.speculation.loss_limit import LossLimit
 from baton_engine.speculation.proposer import Proposer
-from baton_engine.speculation.step_clock import StepClock
 
 
 def make_drafter(
@@ -33,7 +33,8 @@ def make_drafter(
         config.num_speculative_tokens,
         vocab_size,
         overlap=overlap,
-        clock=drafting.clock if isinstance(drafting, DraftModel) else StepClock(),
+        clock=drafting.clock if isinstance(drafting, DraftModel) else None,
+        limit=LossLimit() if isinstance(drafting, DraftModel) else None,
     )
 
 

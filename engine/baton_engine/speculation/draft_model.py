@@ -1,10 +1,10 @@
-"""DraftModel: a proposer with a second, smaller model of the same tokenizer.
+"""DraftModel: a proposer with another, smaller model of the same tokenizer.
 
-In: sequences. Out: for each the tokens that the second model generates after them. It samples with
+In: sequences. Out: for each the tokens that the draft model generates after them. It samples with
 the sequence's own parameters and noise: where both models find the same tokens likely, they choose
 the same one.
 
-The second model has KV of its own (see `draft_kv`), which never travels. Where tokens lack it, it
+The draft model has KV of its own (see `draft_kv`), which never travels. Where tokens lack it, it
 is computed here: after a hand-off, a preemption, or steps without drafts.
 """
 
@@ -13,12 +13,11 @@ from __future__ import annotations
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass, field
 
-import msgspec
-
 from baton_engine.errors import OutOfMemory
 from baton_engine.interface import ListedIds, Row, Runner, Sample
 from baton_engine.scheduling.sequence import Sequence
 from baton_engine.speculation.draft_kv import DraftBlocks, DraftKV, Key
+from baton_engine.speculation.draft_params import draft_params
 from baton_engine.speculation.step_clock import StepClock
 from baton_protocol.sampling import SamplingParams
 
@@ -29,7 +28,7 @@ LAG = 16
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DraftLimits:
-    """The most tokens of a launch, the most tokens of a sequence, and the second model's ids."""
+    """The most tokens of a launch, the most tokens of a sequence, and the draft model's ids."""
 
     max_batched_tokens: int
     max_model_len: int
@@ -107,7 +106,7 @@ class DraftModel:
         }
 
     def _knows(self, ids: Seq[int]) -> bool:
-        """Whether the second model has all these ids."""
+        """Whether the draft model has all these ids."""
         return max(ids) < self._limits.vocab_size
 
     def _catch_up(self, late: list[_Draft]) -> None:
@@ -168,18 +167,6 @@ class DraftModel:
         each would take longer."""
         ask = self._asks.get(sequence.key)
         if ask is None:
-            params = self._params(sequence)
+            params = draft_params(sequence.state.params, self._limits.vocab_size)
             ask = self._asks[sequence.key] = params, ListedIds.of(params)
         return Sample(sequence.choice, position, ask[0], listed=ask[1])
-
-    def _params(self, sequence: Sequence) -> SamplingParams:
-        """The sequence's parameters, with ids that the second model has."""
-        params, size = sequence.state.params, self._limits.vocab_size
-        allowed = params.allowed_token_ids
-        return msgspec.structs.replace(
-            params,
-            logprobs=None,
-            prompt_logprobs=None,
-            logit_bias=tuple(pair for pair in params.logit_bias if pair[0] < size),
-            allowed_token_ids=allowed and tuple(id for id in allowed if id < size),
-        )

@@ -6,20 +6,21 @@ or none. A proposer may return any ids: here they end before the first that cann
 
 from __future__ import annotations
 
-import time
-from collections.abc import Callable
 from collections.abc import Sequence as Seq
 
 from baton_engine.scheduling.sequence import Sequence
+from baton_engine.speculation.loss_limit import LossLimit
 from baton_engine.speculation.proposer import Proposer
+from baton_engine.speculation.step_clock import StepClock
 from baton_engine.speculation.step_cost import StepCost
 
 
 class Drafter:
     """`most` is the largest number of drafts of a sequence in a step. If `adaptive`, there are
-    fewer where they would cost more time than they save, by `clock` (seconds). With `overlap`, a
-    step is launched before the last one is read, but without the sequences that may have drafts: so
-    one for which there is no guess for some steps is not asked for a while."""
+    fewer where they would cost more time than they save, by `clock`, and none of the proposer while
+    `limit` is reached. The time for which the clock is stopped is lost. With `overlap`, a step is
+    launched before the last one is read, but without the sequences that may have drafts: so one for
+    which there is no guess for some steps is not asked for a while."""
 
     def __init__(
         self,
@@ -29,9 +30,12 @@ class Drafter:
         *,
         adaptive: bool = True,
         overlap: bool = False,
-        clock: Callable[[], float] = time.perf_counter,
+        clock: StepClock | None = None,
+        limit: LossLimit | None = None,
     ) -> None:
-        self._clock = clock
+        self._clock = clock or StepClock()
+        self._limit = limit
+        self._stopped = 0.0  # seconds of the clock's stops that note_drafts() has not returned
         self.cost = StepCost()
         self._proposer = proposer
         self._most = most
@@ -53,9 +57,11 @@ class Drafter:
             if length > 0 and not drafts[place] and self._proposer is not None
         ]
         if asked and self._proposer is not None:
+            before = self._clock.left_out
             proposals = self._proposer.propose(
                 [sequences[place] for place in asked], [lengths[place] for place in asked]
             )
+            self._note_stop(self._clock.left_out - before)
             for place, ids in zip(asked, proposals, strict=True):
                 drafts[place] = self._useful(sequences[place], ids[: lengths[place]])
         if self._overlap:
@@ -89,25 +95,53 @@ class Drafter:
     def note_step(self, tokens: int, seconds: float) -> None:
         """A step of decoding sequences alone, with `tokens` tokens, took `seconds`."""
         self.cost.note(tokens, seconds)
+        if self._limit is not None:
+            self._limit.note_step(seconds)
 
-    def seconds_won(self, sequences: int, drafted: int, accepted: int) -> float:
-        return self.cost.seconds_won(sequences, drafted, accepted)
+    def note_drafts(self, sequences: int, drafted: int, accepted: int) -> float:
+        won = self.cost.seconds_won(sequences, drafted, accepted)
+        if self._limit is not None:
+            self._limit.note_won(won)
+        won, self._stopped = won - self._stopped, 0.0
+        return won
+
+    def _note_stop(self, seconds: float) -> None:
+        self._stopped += seconds
+        if self._limit is not None:
+            self._limit.note_won(-seconds)
 
     def _lengths(self, sequences: Seq[Sequence]) -> list[int]:
-        least_rate = self.cost.least_rate(max(1, len(sequences))) if self._adaptive else 0.0
-        return [self._length(sequence, least_rate) for sequence in sequences]
-
-    def _length(self, sequence: Sequence, least_rate: float) -> int:
-        acceptance, most = sequence.acceptance, self._most_of(sequence)
-        if acceptance is None or most <= 0:
-            return 0
-        return acceptance.length(most, least_rate, sequence.known) if self._adaptive else most
+        most = [self._most_of(sequence) for sequence in sequences]
+        if not self._adaptive:
+            return most
+        if self._limit is not None and self._limit.reached:
+            for sequence in sequences:
+                if sequence.acceptance is not None:
+                    sequence.acceptance.pause(sequence.known)
+        able = [
+            (sequence.acceptance, sequence.known, length)
+            for sequence, length in zip(sequences, most, strict=True)
+        ]
+        chances = [
+            chance
+            for acceptance, known, length in able
+            if acceptance is not None
+            for chance in acceptance.chances(length, known)
+        ]
+        count = max(1, len(sequences))
+        least_rate, least_chance = self.cost.least_rate(count), self.cost.least_rate(count, chances)
+        return [
+            0
+            if acceptance is None or length == 0
+            else acceptance.length(length, least_rate, known, least_chance)
+            for acceptance, known, length in able
+        ]
 
     def _most_of(self, sequence: Sequence) -> int:
         """With drafts, a step yields at most one token more than these."""
-        if not sequence.state.prompt_done:
+        if sequence.acceptance is None or not sequence.state.prompt_done:
             return 0
-        return min(self._most, sequence.max_len - sequence.known - 1)
+        return max(0, min(self._most, sequence.max_len - sequence.known - 1))
 
     def _useful(self, sequence: Sequence, ids: Seq[int]) -> Seq[int]:
         """The ids before the first that is none of the vocabulary, ends the choice, or does not

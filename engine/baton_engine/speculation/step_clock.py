@@ -12,10 +12,10 @@ class StepClock:
 
     def __init__(self, clock: Callable[[], float] = time.perf_counter) -> None:
         self._clock = clock
-        self._left_out = 0.0
+        self.left_out = 0.0  # seconds while it was stopped
 
     def __call__(self) -> float:
-        return self._clock() - self._left_out
+        return self._clock() - self.left_out
 
     @contextmanager
     def stopped(self) -> Iterator[None]:
@@ -23,4 +23,4 @@ class StepClock:
         try:
             yield
         finally:
-            self._left_out += self._clock() - began
+            self.left_out += self._clock() - began

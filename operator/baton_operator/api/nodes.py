@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
-from typing import Annotated
+from typing import Annotated, ClassVar
 
 from msgspec import Meta, field
 
+from baton_operator.api.cel import CelRule
 from baton_operator.api.fields import MOST_NODES, PodTemplate
 from baton_operator.api.flags import NodeFlag
 from baton_operator.api.record import Record
 from baton_operator.api.resources import Resources
 from baton_protocol.layout import StoreCodec
 from baton_protocol.policies import (
+    METHODS_WITH_FOLDER,
     DType,
     EngineKind,
     KVCacheDType,
@@ -24,13 +26,21 @@ from baton_protocol.policies import (
 class SpeculativeSpec(Record, frozen=True, kw_only=True, rename=None, omit_defaults=True):
     """--speculative-config, with vLLM's names of keys."""
 
+    rules: ClassVar[tuple[CelRule, ...]] = (
+        CelRule(
+            f"!(self.method in {list(METHODS_WITH_FOLDER)}) || has(self.model)",
+            f"is required for {', '.join(METHODS_WITH_FOLDER)}; write the folder of the weights",
+            field=".model",
+        ),
+    )
+
     method: Annotated[
         SpeculativeMethod,
         Meta(
             description="What drafts are made of. ngram: what followed the last tokens where they"
             " last occurred. suffix: what followed the longest end of the text most often. grammar:"
             " the tokens that a grammar allows alone, which are drafts with the others, too."
-            " draft_model: what a second model of the same tokenizer generates. eagle, eagle3,"
+            " draft_model: what a draft model of the same tokenizer generates. eagle, eagle3,"
             " medusa: what a head trained on the model's hidden states generates. mtp: what the"
             " checkpoint's own layer for it generates."
         ),
@@ -56,7 +66,7 @@ class SpeculativeSpec(Record, frozen=True, kw_only=True, rename=None, omit_defau
             Meta(
                 min_length=1,
                 max_length=4096,
-                description="For draft_model: the second model's folder, or its GGUF file, in the"
+                description="For draft_model: the draft model's folder, or its GGUF file, in the"
                 " nodes' containers. For eagle, eagle3 and medusa: the head's folder.",
             ),
         ]
@@ -66,7 +76,7 @@ class SpeculativeSpec(Record, frozen=True, kw_only=True, rename=None, omit_defau
         Annotated[
             Quantization,
             Meta(
-                description="For draft_model: round the second model's weights while they are"
+                description="For draft_model: round the draft model's weights while they are"
                 " loaded: int8, fp8 or int4, or none. Default: none."
             ),
         ]

@@ -13,7 +13,7 @@ from statistics import median
 
 from baton_operator.autoscaling.planner.capability import NodeSample
 from baton_operator.autoscaling.planner.inputs import Capability
-from baton_protocol.store import NodeReport, Role
+from baton_protocol.store import NodeLoad, NodeReport, Role
 
 # A node's step time is a moving average over about ten steps; after fewer it shows older steps.
 ENOUGH_STEPS = 10
@@ -96,6 +96,13 @@ def _median_of(
     return median(own or [number for _, number in measured]) if measured else None
 
 
+def _tokens_per_row(a: NodeLoad, b: NodeLoad) -> float:
+    """How many tokens a sequence got of a step between two reports: more than one with drafts."""
+    tokens = b.generated_tokens_total - a.generated_tokens_total
+    rows = tokens - (b.accepted_drafts_total - a.accepted_drafts_total)
+    return max(1.0, tokens / rows) if rows > 0 else 1.0
+
+
 def _is_same_start(before: Gauge, after: Gauge) -> bool:
     """Whether `after` is a newer report of the same start of the node."""
     return after.at_s > before.at_s and after.report.epoch == before.report.epoch
@@ -125,7 +132,7 @@ def _sample_of(before: NodeReport, after: NodeReport) -> NodeSample:
     return NodeSample(
         batch=(a.running + b.running) / 2.0 if steady else None,
         kv_tokens=(kv_tokens(before) + kv_tokens(after)) / 2.0 if steady else None,
-        step_s=after.speeds.decode_step_ms / 1e3 if steady else None,
+        step_s=after.speeds.decode_step_ms / 1e3 / _tokens_per_row(a, b) if steady else None,
         prefill_tokens_per_s=after.speeds.prefill_tokens_per_s if computed else None,
         kv_capacity=kv_capacity(after) if after.role == "decode" else None,
     )

@@ -132,7 +132,7 @@ class Rounding:
         return self._step.attend(layer, q_TNH, k, v, sinks_N=sinks_N)
 
 
-TOGETHER, APART = SIZES, Sizes(max_copied=1, max_pairs=0)
+TOGETHER, APART = SIZES, Sizes(max_copied=1, max_pairs=0, few_tokens=0)
 CASES = list(product(SHAPES, (TOGETHER, APART), ("float32", "bfloat16"), CODES))
 QUICK = (
     ("a window", TOGETHER, "bfloat16", "int8"),

@@ -68,7 +68,7 @@ WINDOWS: list[tuple[int | None, ...]] = [(), (6, 6), (None, 16), (1, 40)]
 
 # Few keys and scores at a time: one row's keys; some tokens of one kv head. No prompt is computed
 # like one-token rows.
-SMALL_PARTS = Sizes(max_copied=1, max_scores=5 * SPLIT_KEYS, max_pairs=0)
+SMALL_PARTS = Sizes(max_copied=1, max_scores=5 * SPLIT_KEYS, max_pairs=0, few_tokens=0)
 
 
 @pytest.mark.pairwise

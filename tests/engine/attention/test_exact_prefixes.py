@@ -12,7 +12,13 @@ import torch
 from baton_engine.attention.exact import decode_rows
 from baton_engine.attention.exact.backend import TorchAttention, TorchStep
 from baton_engine.attention.exact.paged_rows import PagedRows
-from baton_engine.attention.exact.row_groups import group_by_length, group_by_prefix
+from baton_engine.attention.exact.pages import SIZES, Sizes
+from baton_engine.attention.exact.row_groups import (
+    PrefixGroup,
+    group_by_length,
+    group_by_prefix,
+    group_by_size,
+)
 from baton_engine.attention.exact.splits import Splits
 from baton_engine.attention.interface import TableRow, table_rows
 from baton_engine.config.model_config import AttentionSpec
@@ -91,6 +97,10 @@ GROUPS: dict[str, tuple[list[Group], list[int]]] = {
     ),
     "own parts of different lengths": ([(64, (300, 90, 4, 1))], [4]),
     "own parts of exactly one split": ([(64, (64, 64, 64))], [3]),
+    "drafts of several sequences": (
+        [(128, (1, 2, 3, 4)), (192, (17, 18)), (64, (60, 61, 62, 63, 64, 65)), (0, (40, 41))],
+        [2, 4, 6],
+    ),
     "sixteen rows": ([(80, tuple(range(1, 17)))], [16]),
 }
 
@@ -172,6 +182,23 @@ def test_a_row_gets_the_same_bits_as_alone(name: str, sinks: bool, dtype: str) -
         assert torch.equal(together[part], alone.double())
 
 
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_a_few_tokens_after_many_have_the_bits_of_a_prompt(dtype: str) -> None:
+    memory = memory_of(2, dtype)
+    row = Row([0] * 9, 1200, [BlockId(block) for block in range(1, 77)])
+    noise = torch.Generator().manual_seed(0)
+    q_TNH, k_TKH, v_TKH = (
+        torch.randn(9, n, DIM, generator=noise).to(memory.fields["k"].dtype) for n in (4, 2, 2)
+    )
+    some_TNH, piece_TNH = (
+        TorchAttention(memory, specs_of(memory.layout, 4), sizes)
+        .begin(batch_of([row], memory.layout))
+        .attend(0, q_TNH, k_TKH, v_TKH)
+        for sizes in (SIZES, Sizes(max_pairs=0, few_tokens=0))
+    )
+    assert torch.equal(some_TNH, piece_TNH)
+
+
 def test_layers_with_a_sliding_window_do_not_share_prefixes() -> None:
     rows = rows_of(GROUPS["many shared splits"][0])
     splits = Splits(BLOCK, 16)
@@ -204,6 +231,21 @@ def test_rows_are_grouped_by_the_prefixes_that_save_most() -> None:
     assert prefixes_of([[1, 90], [2, 91], [1, 92], [1], [90]]) == [([1, 3, 4], 0), ([0, 2], 1)]
     assert prefixes_of([[7, 7], [7, 8]]) == [([0, 1], 1)]
     assert prefixes_of([]) == []
+
+
+def test_groups_of_similar_sizes_are_computed_by_one_call() -> None:
+    """The arguments are (shared splits, own splits, rows) of each group."""
+
+    def calls(*groups: tuple[int, int, int], most: int = 1000) -> list[list[tuple[int, int]]]:
+        made = [PrefixGroup(range(rows), shared, own) for shared, own, rows in groups]
+        found = group_by_size(made, most)
+        return [[(each.shared, each.own) for each in several] for several in found]
+
+    assert calls((7, 1, 5), (5, 2, 3), (9, 1, 1)) == [[(9, 1), (7, 1), (5, 2)]]
+    assert calls((7, 1, 5), (0, 8, 3)) == [[(7, 1)], [(0, 8)]]
+    assert calls((30, 1, 5), (5, 1, 3), (3, 1, 3)) == [[(30, 1)], [(5, 1), (3, 1)]]
+    assert calls((7, 1, 5), (7, 1, 5), most=79) == [[(7, 1)], [(7, 1)]]
+    assert calls() == []
 
 
 def test_rows_of_very_different_lengths_are_in_different_groups() -> None:

@@ -13,6 +13,7 @@ from baton_engine.interface import TokenOut
 from baton_engine.scheduling.sequence import Sequence as EngineSequence
 from baton_engine.speculation.drafter import Drafter
 from baton_engine.speculation.proposer import Proposer
+from baton_engine.speculation.step_clock import StepClock
 from baton_protocol.ids import RequestId
 from baton_protocol.sampling import StructuredOutput
 from baton_text.artifacts import byte_artifacts
@@ -85,7 +86,7 @@ PARAMS: dict[str, dict[str, Any]] = {
     "two tokens": {"max_tokens": 2},
 }
 PROPOSERS: dict[str, Sequence[int] | int | None] = {
-    "a second model": None,
+    "a draft model": None,
     "all right": 10,
     "half right": 5,
     "always wrong": (WRONG,) * 4,
@@ -149,7 +150,7 @@ def test_drafts_of_the_same_model_are_right_because_their_kv_is(
     assert model.kv.num_free == model.kv.num_blocks
 
 
-def test_an_ended_choice_gives_the_blocks_of_a_second_model_back() -> None:
+def test_an_ended_choice_gives_the_blocks_of_a_draft_model_back() -> None:
     model = sim_draft_model()
     engine = drafting(drafter(model))
     for name in "abc":
@@ -222,7 +223,9 @@ def test_with_overlap_a_sequence_without_guesses_is_launched_ahead_until_there_a
     request = make_request("a", 9, max_tokens=160)
     answer = run_all(sim(max_model_len=256), [request]).ids("a")
     guesses = LateGuesses(answer, begins_at=100)
-    made = Drafter(guesses, 4, 259, overlap=True, clock=lambda: 0.0)  # drafts cost no time
+    made = Drafter(
+        guesses, 4, 259, overlap=True, clock=StepClock(lambda: 0.0)
+    )  # drafts cost no time
     engine, _ = watched_sim(made, max_model_len=256, overlap=True)
     engine.submit(request)
     run, ahead = Run(), 0

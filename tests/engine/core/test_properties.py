@@ -37,7 +37,7 @@ MAX_STEPS = 4000
 ACTIONS = ["park", "submit", "step", "step", "abort", "stop", "fail", "unhold", "reset"]
 LANDED = st.sets(st.integers(0, 9))  # indexes of the spans that land
 Groups = tuple[KVGroup, ...]
-# How many of 10 drafts are right; None: no drafts; "model": a second model drafts, with few blocks.
+# How many of 10 drafts are right; None: no drafts; "model": a draft model drafts, with few blocks.
 Right = int | Literal["model"] | None
 RIGHT = st.sampled_from([None, 0, 5, 9, 10, "model"])
 # Blocks per group for a request that is alone: the prompt and 20 tokens of each of 3 choices.
@@ -137,7 +137,7 @@ def ids_alone(
 
 @dataclass(frozen=True)
 class Drafts:
-    """What drafts in an engine, and the KV of a second model."""
+    """What drafts in an engine, and the KV of a draft model."""
 
     drafter: Drafter | None = None
     kv: DraftKV | None = None
@@ -154,7 +154,7 @@ class Drafts:
         return cls(drafter(Guesses(answers, right)))
 
     def check_ended(self) -> None:
-        """No sequence runs, so the second model holds no blocks."""
+        """No sequence runs, so the draft model holds no blocks."""
         if self.kv is not None:
             self.kv.check_integrity()
             assert self.kv.num_free == self.kv.num_blocks

@@ -91,6 +91,15 @@ def test_a_bfloat16_layer_with_a_method_for_any_rows_needs_no_rule(shape: tuple[
             check_exact(product, shape[1], torch.bfloat16)
 
 
+def test_a_head_in_bfloat16_with_a_kernel_needs_no_rule() -> None:
+    """So a step with drafts computes no more rows of the head than it samples."""
+    weight_VD = random_weight(96, 64, torch.bfloat16)
+    method = packed_methods(HEAD, weight_VD)
+    assert method.any_rows == multiplies_by_kernel(weight_VD)
+    if method.any_rows:
+        check_exact(method.product(weight_VD, None), 64, torch.bfloat16)
+
+
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("count", [1, 3, 16, 48, 256])
 def test_a_number_of_rows_with_another_order_of_additions_is_found(

@@ -1,4 +1,4 @@
-"""Torch engines for which a second model drafts: the same answers, which models fit, its memory."""
+"""Torch engines for which a draft model drafts: the same answers, which models fit, its memory."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ def answers(engine: EngineCore) -> list[TokenOut]:
         pytest.param("mistral-window", {}, {"kv_cache_dtype": "int8"}, marks=pytest.mark.long),
     ],
 )
-def test_a_second_model_changes_no_token(
+def test_a_draft_model_changes_no_token(
     tiny_model: Callable[[str], Path], name: str, keys: dict[str, Any], settings: dict[str, Any]
 ) -> None:
     folder = tiny_model(TARGET)
@@ -72,8 +72,8 @@ def test_a_second_model_changes_no_token(
     assert engine.info.fingerprint == alone.info.fingerprint
 
 
-def test_a_second_model_catches_up_after_a_hand_off(tiny_model: Callable[[str], Path]) -> None:
-    """KV of the prompt and the first tokens come from another engine, which has no second model."""
+def test_a_draft_model_catches_up_after_a_hand_off(tiny_model: Callable[[str], Path]) -> None:
+    """KV of the prompt and the first tokens come from another engine, which has no draft model."""
     folder = tiny_model(TARGET)
     donor = small_engine(folder)
     request = make_request("a", prompt_of(61), GREEDY)
@@ -167,7 +167,7 @@ def test_its_weights_and_kv_are_part_of_the_engines_memory(
     assert size * alone < 2 * GIB // 10
 
 
-def test_an_engine_without_memory_for_the_second_model_is_refused(
+def test_an_engine_without_memory_for_the_draft_model_is_refused(
     tiny_model: Callable[[str], Path],
 ) -> None:
     folder = tiny_model(TARGET)

@@ -67,6 +67,20 @@ def test_step_times_are_learnt_only_while_a_batch_runs() -> None:
     assert (sample.batch, sample.step_s, sample.kv_tokens) == (None, None, None)
 
 
+def test_a_step_with_drafts_counts_as_the_time_of_each_token_that_a_sequence_got() -> None:
+    """40 steps of 5 sequences with 200 tokens of their own, and 100 drafts that were right."""
+    first = node_metrics.add_reports({}, [node_report("n", running=5)], 10.0)
+    newest = node_report(
+        "n",
+        running=5,
+        engine_steps_total=40,
+        generated_tokens_total=300,
+        accepted_drafts_total=100,
+    )
+    [sample] = node_metrics.samples_between(first, node_metrics.add_reports(first, [newest], 15.0))
+    assert sample.step_s == pytest.approx(0.02 / 1.5)
+
+
 def test_prefill_speeds_are_learnt_only_if_prompts_were_computed() -> None:
     first = node_metrics.add_reports({}, [node_report("n", "prefill")], 10.0)
     idle = node_metrics.samples_between(

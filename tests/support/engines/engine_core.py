@@ -25,6 +25,7 @@ from baton_engine.interface import (
     StepResult,
     TokenOut,
 )
+from baton_engine.scheduling.draft_source import DraftSource
 from baton_protocol.ids import BlockId, Fingerprint, RequestId
 from baton_protocol.layout import KVLayout
 from baton_protocol.request import PositionLogprobs, Request, TokenLogprob
@@ -149,6 +150,7 @@ def scripted(
     *,
     overlap: bool = False,
     scheduling: SchedulingOptions = DEFAULT_SCHEDULING,
+    drafter: DraftSource | None = None,
     **changes: Any,
 ) -> tuple[EngineCore, ScriptedRunner]:
     """An engine of 16 blocks of 4 tokens over a ScriptedRunner; `changes` go to its EngineInfo."""
@@ -166,7 +168,7 @@ def scripted(
     }
     info = EngineInfo(**(fields | changes))
     runner = ScriptedRunner(script, info.layout)
-    return EngineCore(info, runner, overlap=overlap, scheduling=scheduling), runner
+    return EngineCore(info, runner, overlap=overlap, drafter=drafter, scheduling=scheduling), runner
 
 
 def make_request(

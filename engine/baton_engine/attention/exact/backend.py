@@ -27,7 +27,7 @@ head of v.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Protocol
 
 import numpy as np
@@ -38,7 +38,12 @@ from baton_engine.attention.exact.decode_rows import decode_rows, has_kernels
 from baton_engine.attention.exact.pages import SIZES, PagedKV, RowIndexes, Sizes
 from baton_engine.attention.exact.places import Places
 from baton_engine.attention.exact.prompt_piece import PromptPiece
-from baton_engine.attention.exact.row_groups import group_by_length, group_by_prefix
+from baton_engine.attention.exact.row_groups import (
+    PrefixGroup,
+    group_by_length,
+    group_by_prefix,
+    group_by_size,
+)
 from baton_engine.attention.exact.splits import Splits
 from baton_engine.attention.interface import KVSlots, StepBatch, TableRow, table_rows
 from baton_engine.attention.layer_kv import layers_kv
@@ -184,18 +189,25 @@ def _groups(
     kernels = has_kernels(kv, products)
     for row in rows:
         pairs = row.count * (row.start + row.count)
-        if row.count == 1 or (kernels and pairs <= kv.sizes.max_pairs):
+        few = row.count <= kv.sizes.few_tokens or pairs <= kv.sizes.max_pairs
+        if row.count == 1 or (kernels and few):
             ones += (TableRow(row.start + index, 1, row.blocks) for index in range(row.count))
             places += range(begin, begin + row.count)
         else:
             groups.append(PromptPiece(kv, products, row, begin, splits))
         begin += row.count
     most = max(1, kv.sizes.max_scores // (kv.num_heads * splits.keys))
+    prefixes: list[PrefixGroup] = []
     for members, shared in group_by_prefix(ones, splits):
         starts_R = np.asarray([ones[index].start for index in members])
-        sizes = splits.of(starts_R) + 1 - splits.lowest(starts_R)
-        for group in group_by_length(sizes.tolist(), most):
-            some = [members[index] for index in group]
-            rows_of, at = [ones[index] for index in some], [places[index] for index in some]
-            groups.append(decode_rows(kv, products, rows_of, at, splits, shared))
+        sizes = (splits.of(starts_R) + 1 - splits.lowest(starts_R)).tolist()
+        for group in group_by_length(sizes, most):
+            own = max(sizes[index] for index in group) - shared
+            prefixes.append(PrefixGroup([members[index] for index in group], shared, own))
+    for some in group_by_size(prefixes, most) if kernels else [[each] for each in prefixes]:
+        indexes = sorted(index for group in some for index in group.members)
+        rank = {index: number for number, index in enumerate(indexes)}
+        ranked = [replace(each, members=[rank[index] for index in each.members]) for each in some]
+        rows_of, at = [ones[index] for index in indexes], [places[index] for index in indexes]
+        groups.append(decode_rows(kv, products, rows_of, at, splits, ranked))
     return groups

@@ -13,11 +13,10 @@ from collections.abc import Sequence
 
 from baton_engine.attention.exact.batched_products import BatchedProducts
 from baton_engine.attention.exact.copied_rows import CopiedRows
-from baton_engine.attention.exact.paged_products import (
-    can_compute,
-)
+from baton_engine.attention.exact.paged_products import can_compute
 from baton_engine.attention.exact.paged_rows import PagedRows
 from baton_engine.attention.exact.pages import PagedKV
+from baton_engine.attention.exact.row_groups import PrefixGroup
 from baton_engine.attention.exact.splits import Splits
 from baton_engine.attention.interface import TableRow
 
@@ -34,10 +33,12 @@ def decode_rows(
     rows: Sequence[TableRow],
     places: Sequence[int],
     splits: Splits,
-    shared: int = 0,
+    groups: Sequence[PrefixGroup],
 ) -> PagedRows | CopiedRows:
-    """The rows at `places` of the step, whose first `shared` splits have the same blocks."""
+    """The rows at `places` of the step. Together the groups have each of them. Without kernels
+    there is one group."""
     orders = products.orders
     if orders is not None and has_kernels(kv, products):
-        return PagedRows(kv, orders, rows, places, splits, shared)
-    return CopiedRows(kv, products, rows, places, splits, shared)
+        return PagedRows(kv, orders, rows, places, splits, groups)
+    [group] = groups
+    return CopiedRows(kv, products, rows, places, splits, group.shared)

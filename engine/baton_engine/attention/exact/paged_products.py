@@ -82,7 +82,8 @@ class Arrays:
 class PagedMatrices:
     """Rows to multiply with the same pages, for all layers of a step.
 
-    Matrix x has the rows `rows_XM` of queries, scores and outputs, and the blocks `blocks_XP` of kv
+    Matrix x has the rows `rows_XM` of queries, scores and outputs, of which it has the first
+    `heights_X` if they differ, and the blocks `blocks_XP` of kv
     head `heads_X`, of which its rows see keys [begin, end) = `seen_X2`. Its first key has its
     scores in column `column`. Splits of `split` keys begin at the first key. All layers have the
     same shapes and strides.
@@ -98,10 +99,14 @@ class PagedMatrices:
         split: int,
         orders: Orders,
         column: int = 0,
+        heights_X: Indexes | None = None,
     ) -> None:
         self._task = AttentionTask()
         # Kept, because the task has their addresses.
+        if heights_X is None:
+            heights_X = np.full(*rows_XM.shape)
         arrays = {"blocks": blocks_XP, "heads": heads_X, "rows": rows_XM, "seen": seen_X2}
+        arrays["heights"] = heights_X
         self._arrays = {
             name: np.ascontiguousarray(array, np.int32) for name, array in arrays.items()
         }

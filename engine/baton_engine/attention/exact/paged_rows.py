@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import numpy as np
+import numpy.typing as npt
 import torch
 
 from baton_engine.attention.exact.paged_products import (
@@ -18,6 +19,7 @@ from baton_engine.attention.exact.paged_products import (
 )
 from baton_engine.attention.exact.pages import PagedKV, Table
 from baton_engine.attention.exact.places import places_of
+from baton_engine.attention.exact.row_groups import PrefixGroup
 from baton_engine.attention.exact.splits import Splits
 from baton_engine.attention.interface import TableRow
 from baton_engine.config.model_config import AttentionSpec
@@ -26,7 +28,8 @@ from baton_engine.cpu_kernels.paged_attention import ROWS
 
 
 class PagedRows:
-    """Rows whose K and V are read in the blocks of the pool. See decode_rows()."""
+    """Rows whose K and V are read in the blocks of the pool, those that a group shares once. See
+    decode_rows()."""
 
     def __init__(
         self,
@@ -35,13 +38,17 @@ class PagedRows:
         rows: Sequence[TableRow],
         places: Sequence[int],
         splits: Splits,
-        shared: int,
+        groups: Sequence[PrefixGroup],
     ) -> None:
         self.places = places_of(places)
-        self.shared = shared
+        # The scores of a row's shared splits are before column `shared` times the keys of a split,
+        # those of its own from there on.
+        self.shared = max(group.shared for group in groups)
         self._kv = kv
         starts_R = np.asarray([row.start for row in rows])
-        low_R = splits.lowest(starts_R) + shared
+        low_R = splits.lowest(starts_R)
+        for group in groups:
+            low_R[group.members] += group.shared
         count = int((splits.of(starts_R) - low_R).max()) + 1
         # Query head n of row r is row r N + n of all arrays.
         queries_RN = np.arange(len(rows) * kv.num_heads).reshape(len(rows), -1)
@@ -53,20 +60,12 @@ class PagedRows:
             np.repeat(seen_R2.clip(min=0), kv.num_kv_heads * parts, 0),
             split=splits.keys,
             orders=orders,
-            column=shared * splits.keys,
+            column=self.shared * splits.keys,
         )
         self._common: PagedMatrices | None = None
-        if shared:
-            parts = _head_parts(kv, 1)
-            queries_RXG = queries_RN.reshape(len(rows), kv.num_kv_heads * parts, -1)
-            self._common = PagedMatrices(
-                *_matrices(splits.table(rows[:1], [0], shared), kv.num_kv_heads, parts),
-                queries_RXG.transpose(1, 0, 2).reshape(kv.num_kv_heads * parts, -1),
-                np.tile((0, shared * splits.keys), (kv.num_kv_heads * parts, 1)),
-                split=splits.keys,
-                orders=orders,
-            )
-        self._scores = (shared + count) * splits.keys
+        if self.shared:
+            self._common = _common_matrices(kv, orders, rows, splits, groups, queries_RN)
+        self._scores = (self.shared + count) * splits.keys
         self._split = splits.keys
 
     def attend(
@@ -125,6 +124,45 @@ class PagedRows:
             first = Part.SPLITS
         own.compute(first | Part.OUTPUT, arrays, spec.scale)
         return out_RNV
+
+
+def _common_matrices(
+    kv: PagedKV,
+    orders: Orders,
+    rows: Sequence[TableRow],
+    splits: Splits,
+    groups: Sequence[PrefixGroup],
+    queries_RN: npt.NDArray[np.int64],
+) -> PagedMatrices:
+    """The shared splits of each group, with those of the others at the same end: a group with fewer
+    of them does not see the first ones. All rows of a group are one matrix per kv head."""
+    parts = _head_parts(kv, len(groups))
+    width = max(group.shared for group in groups)
+    height = max(len(group.members) for group in groups) * kv.num_heads
+    height //= kv.num_kv_heads * parts
+    table_GM = np.zeros((len(groups), width * splits.blocks), np.int64)
+    rows_XM = np.zeros((len(groups) * kv.num_kv_heads * parts, height), np.int64)
+    heights, firsts = [], []
+    for number, group in enumerate(groups):
+        first = rows[group.members[0]].blocks[: group.shared * splits.blocks]
+        table_GM[number, table_GM.shape[1] - len(first) :] = first
+        queries_XG = queries_RN[group.members].reshape(
+            len(group.members), kv.num_kv_heads * parts, -1
+        )
+        some_XM = queries_XG.transpose(1, 0, 2).reshape(kv.num_kv_heads * parts, -1)
+        begin = number * len(some_XM)
+        rows_XM[begin : begin + len(some_XM), : some_XM.shape[1]] = some_XM
+        heights.append(some_XM.shape[1])
+        firsts.append((width - group.shared) * splits.keys)
+    seen_G2 = np.stack((firsts, np.full(len(groups), width * splits.keys)), 1)
+    return PagedMatrices(
+        *_matrices(table_GM, kv.num_kv_heads, parts),
+        rows_XM,
+        np.repeat(seen_G2, kv.num_kv_heads * parts, 0),
+        split=splits.keys,
+        orders=orders,
+        heights_X=np.repeat(heights, kv.num_kv_heads * parts),
+    )
 
 
 def _head_parts(kv: PagedKV, rows: int) -> int:

@@ -8,12 +8,23 @@ a row of a product does not depend on the other rows (see `batched_products`).
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 
 from baton_engine.attention.exact.splits import Splits
 from baton_engine.attention.interface import TableRow
 
 # Rows of up to this number of splits may share a group.
 SHORT_SPLITS = 4
+
+
+@dataclass(frozen=True, slots=True)
+class PrefixGroup:
+    """Rows, ascending indexes, whose first `shared` splits have the same blocks. `own` is the
+    largest number of further splits of one of them."""
+
+    members: Sequence[int]
+    shared: int
+    own: int
 
 
 def group_by_length(sizes: Sequence[int], most: int) -> Iterator[list[int]]:
@@ -24,13 +35,37 @@ def group_by_length(sizes: Sequence[int], most: int) -> Iterator[list[int]]:
     group: list[int] = []
     for index in order:
         longest = sizes[group[0]] if group else 0
-        uneven = longest > max(2 * sizes[index], SHORT_SPLITS)
+        uneven = not _similar(longest, sizes[index])
         if group and (uneven or longest * (len(group) + 1) > most):
             yield sorted(group)
             group = []
         group.append(index)
     if group:
         yield sorted(group)
+
+
+def group_by_size(groups: Sequence[PrefixGroup], most: int) -> Iterator[list[PrefixGroup]]:
+    """Divide groups into those that one call computes, whose rows are padded to the largest numbers
+    of shared splits and of own ones: groups of similar sizes, at most `most` splits with padding.
+    Sequences with drafts are such groups."""
+    together: list[PrefixGroup] = []
+    for group in sorted(groups, key=lambda each: (-each.shared, -each.own)):
+        several = [*together, group]
+        own = max(each.own for each in several)
+        count = (several[0].shared + own) * sum(len(each.members) for each in several)
+        alike = _similar(several[0].shared, group.shared) and _similar(
+            own, min(each.own for each in several)
+        )
+        if together and not (alike and count <= most):
+            yield together
+            several = [group]
+        together = several
+    if together:
+        yield together
+
+
+def _similar(longest: int, size: int) -> bool:
+    return longest <= max(2 * size, SHORT_SPLITS)
 
 
 def group_by_prefix(rows: Sequence[TableRow], splits: Splits) -> list[tuple[list[int], int]]:

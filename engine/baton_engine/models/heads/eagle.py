@@ -15,8 +15,8 @@ from baton_engine.config.head_config import HeadConfig
 from baton_engine.config.model_config import ModelConfig
 from baton_engine.layers.decoder_layers import RMSNorm
 from baton_engine.layers.parameter import WeightSlots
-from baton_engine.layers.rotary import Rope
 from baton_engine.models.decoder import Decoder, DecoderLayer
+from baton_engine.models.heads.normed_states import NormedStates
 from baton_engine.models.heads.projection import Projection
 
 
@@ -32,16 +32,12 @@ class EagleLayer(DecoderLayer):
         self._mlp_norm = RMSNorm(slots, f"{name}.post_attention_layernorm", size, eps)
 
 
-class Eagle:
+class Eagle(NormedStates):
     def __init__(self, head: HeadConfig, slots: WeightSlots, target: Decoder) -> None:
         config = head.layer
-        self._target = target
-        self._rope = Rope(config.rope, config.rope_dim, slots.dtype, slots.device)
+        super().__init__(head, slots, target)
         self._join = Projection(slots, "fc", config.hidden_size, 2 * config.hidden_size)
         self._layer = EagleLayer(slots, 0, config, head.name)
-
-    def states(self, hidden_TC: torch.Tensor) -> torch.Tensor:
-        return self._target.normed(hidden_TC)
 
     def forward(
         self,
@@ -53,6 +49,3 @@ class Eagle:
         x_TD = self._join(torch.cat((self._target.embed(tokens_T), states_TD), 1))
         delta_TD = self._layer(x_TD, None, self._rope.tables(positions_T), attention)
         return x_TD + delta_TD
-
-    def logits(self, hidden_SD: torch.Tensor) -> torch.Tensor:
-        return self._target.logits_of_normed(hidden_SD)

@@ -15,24 +15,20 @@ from baton_engine.attention.interface import StepAttention
 from baton_engine.config.head_config import HeadConfig
 from baton_engine.layers.decoder_layers import RMSNorm
 from baton_engine.layers.parameter import WeightSlots
-from baton_engine.layers.rotary import Rope
 from baton_engine.models.decoder import Decoder
+from baton_engine.models.heads.normed_states import NormedStates
 from baton_engine.models.heads.projection import Projection
 
 
-class MultiTokenPrediction:
+class MultiTokenPrediction(NormedStates):
     def __init__(self, head: HeadConfig, slots: WeightSlots, target: Decoder) -> None:
         config, name, size = head.layer, head.name, head.layer.hidden_size
-        self._target = target
-        self._rope = Rope(config.rope, config.rope_dim, slots.dtype, slots.device)
+        super().__init__(head, slots, target)
         self._token_norm = RMSNorm(slots, f"{name}.enorm", size, config.norm_eps)
         self._state_norm = RMSNorm(slots, f"{name}.hnorm", size, config.norm_eps)
         self._join = Projection(slots, f"{name}.eh_proj", size, 2 * size)
         self._layer = target.layer_type(slots, 0, config, name)
         self._norm = RMSNorm(slots, f"{name}.shared_head.norm", size, config.norm_eps)
-
-    def states(self, hidden_TC: torch.Tensor) -> torch.Tensor:
-        return self._target.normed(hidden_TC)
 
     def forward(
         self,
@@ -45,6 +41,3 @@ class MultiTokenPrediction:
         x_TD = self._join(torch.cat(parts, 1))
         delta_TD = self._layer(x_TD, None, self._rope.tables(positions_T), attention)
         return self._norm(x_TD, delta_TD)
-
-    def logits(self, hidden_SD: torch.Tensor) -> torch.Tensor:
-        return self._target.logits_of_normed(hidden_SD)

@@ -42,7 +42,7 @@ class NodeSample:
 
     batch: float | None = None  # mean number of sequences of the steps that took `step_s`
     kv_tokens: float | None = None
-    step_s: float | None = None  # of a decode step
+    step_s: float | None = None  # of a decode step, by the tokens that a sequence got of it
     prefill_tokens_per_s: float | None = None  # while it computed prompts
     start_s: float | None = None  # reported once, when it became ready
     kv_capacity: int | None = None
