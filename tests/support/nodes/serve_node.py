@@ -12,8 +12,8 @@ import msgspec
 
 import baton_decode_node.serve
 import baton_prefill_node.serve
-from baton_cli.commands.roles import ENGINE_MODULE
 from baton_node.errors import SetupError
+from baton_node.ipc.engine_process import ENGINE_MODULE
 from baton_node.settings import NodeSettings
 
 
