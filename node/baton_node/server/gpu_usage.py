@@ -45,7 +45,7 @@ def gpu_reader(
     try:
         nvml = load("pynvml")
     except ImportError:
-        logger.info("no metrics of the GPU: they need pip install nvidia-ml-py")
+        logger.info("no metrics of the GPU: they need NVML's package; pip install nvidia-ml-py")
         return None
     try:
         nvml.nvmlInit()

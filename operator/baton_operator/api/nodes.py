@@ -132,9 +132,10 @@ class EngineSpec(Record, frozen=True, kw_only=True):
         Annotated[
             KVCacheDType,
             Meta(
-                description="Keep K and V in 8 bits: --kv-cache-dtype int8 or fp8, or the name of"
-                " the type of computation: in that, or auto: as the checkpoint says, or else in the"
-                " type of computation. Default: auto. Nodes that keep KV differently exchange none."
+                description="How K and V are kept, --kv-cache-dtype. int8, fp8: in 8 bits."
+                " bfloat16, float16, float32: whole; it must be the type of computation. auto: as"
+                " the checkpoint says, or else whole. Default: auto. Nodes that keep KV differently"
+                " exchange none."
             ),
         ]
         | None

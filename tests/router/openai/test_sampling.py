@@ -71,6 +71,7 @@ def test_null_is_the_same_as_absent() -> None:
         "ignore_eos",
         "skip_special_tokens",
         "detokenize",
+        "skip_reading_prefix_cache",
         "use_beam_search",
     }
 
