@@ -44,18 +44,18 @@ NEED_BRIDGE = "baton_engine.models.bridge."
 IN_MAKE_TEST = "serve"
 IMPORT_ALL = """
 import importlib, pkgutil, sys
-rooms, modules, without = (words.split(",") for words in sys.argv[1:])
+rooms, modules, without = ([*filter(None, words.split(","))] for words in sys.argv[1:])
 for room in rooms:
     modules += [room, *(one.name for one in pkgutil.walk_packages(
         importlib.import_module(room).__path__, room + "."))]
 for name in modules:
-    if any(prefix and name.startswith(prefix) for prefix in without):
+    if any(name.startswith(prefix) for prefix in without):
         continue
     print(importlib.import_module(name).__file__)
 """
 EXPORT = """
-from baton_cli.otlp import exporting
-with exporting("http://127.0.0.1:9", {}, "service", "instance") as sink:
+from baton_cli.otlp import export_spans
+with export_spans("http://127.0.0.1:9", {}, "service", "instance") as sink:
     assert sink is not None
 """
 
