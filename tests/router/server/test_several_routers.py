@@ -7,7 +7,7 @@ import json
 import re
 import time
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -169,9 +169,10 @@ def cached_of(body: Any) -> int:
 async def until_ready(session: aiohttp.ClientSession, url: str) -> None:
     async with asyncio.timeout(LIMIT_S):
         while True:
-            pool = await pool_of(session, url)
-            if [node["state"] for node in pool["nodes"]] == ["ready", "ready"]:
-                return
+            with suppress(aiohttp.ClientConnectorError):  # it does not listen yet
+                pool = await pool_of(session, url)
+                if [node["state"] for node in pool["nodes"]] == ["ready", "ready"]:
+                    return
             await asyncio.sleep(0.05)
 
 
