@@ -9,13 +9,30 @@ can correct.
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Self
 
 from baton_node.errors import SetupError
 from baton_node.settings import NodeSettings
 from baton_text.artifacts import ArtifactError, byte_artifacts, read_artifacts
 from baton_text.parsers.registry import parsers_artifact
 from baton_text.tokenizer import Tokenizer
+
+
+@dataclass(frozen=True, slots=True)
+class ModelFiles:
+    """What a node's server process has of the model that its settings name."""
+
+    settings: NodeSettings
+    artifacts: Mapping[str, bytes]
+    tokenizer: Tokenizer
+
+    @classmethod
+    def load(cls, settings: NodeSettings) -> Self:
+        """Raises SetupError."""
+        artifacts = load_artifacts(settings)
+        return cls(settings, artifacts, load_tokenizer(artifacts))
 
 
 def load_artifacts(settings: NodeSettings) -> dict[str, bytes]:

@@ -22,7 +22,7 @@ import msgspec
 from aiohttp import web
 
 from baton_engine.interface import LEVELS, PARTS, Part
-from baton_node.artifacts import load_artifacts, load_tokenizer
+from baton_node.artifacts import ModelFiles
 from baton_node.errors import SetupError
 from baton_node.server.node import Node
 from baton_node.server.sleeping import SleepRefusedError, WeightsChangedError
@@ -114,7 +114,7 @@ class AdminRoutes:
         try:
             if not Path(body.path).exists():
                 raise SetupError(f"{body.path} does not exist on this node")
-            load_tokenizer(load_artifacts(changed))
+            ModelFiles.load(changed)
         except SetupError as error:
             raise web.HTTPBadRequest(text=f"{error}\n") from error
         await self._replace_engine(changed)

@@ -20,7 +20,7 @@ from aiohttp import web
 from baton_kvstore.errors import StoreMisconfigured
 from baton_kvstore.index.registry import Registry
 from baton_kvstore.settings import StoreSettings
-from baton_node.artifacts import load_artifacts, load_tokenizer
+from baton_node.artifacts import ModelFiles
 from baton_node.errors import EngineLost, SetupError
 from baton_node.ipc.engine_process import start_engine
 from baton_node.server.admin import WeightsUpdate
@@ -89,15 +89,14 @@ async def _serve(
     if settings.role != role.name:
         raise SetupError(f"settings are for a {settings.role} node; this is a {role.name} node")
     _check_store(settings)
-    artifacts = load_artifacts(settings)
-    load_tokenizer(artifacts)
-    server = NodeServer(settings, new_epoch(), artifacts)
+    files = ModelFiles.load(settings)
+    server = NodeServer(settings, new_epoch(), files.artifacts)
     _warn_if_open(settings)
     spans = NodeSpans(sink, NodeId(settings.node)) if sink is not None else None
     async with AsyncExitStack() as stack:
         site, port = await _listen(server, settings, stack)
         life = _Life(server, site, port, role, engine_module, ending, spans)
-        update = await life.run_engine(settings)
+        update = await life.run_engine(files)
         while update is not None:
             update = await life.replace_engine(update)
 
@@ -118,21 +117,21 @@ class _Life:
         """Run another engine, or the one before if that cannot be started."""
         old = self.server.settings
         try:
-            return await self.run_engine(update.settings, update.done)
+            return await self.run_engine(ModelFiles.load(update.settings), update.done)
         except SetupError as error:
             if update.done.done():
                 raise
             logger.error("the engine cannot be replaced, so the old one starts again: %s", error)
             update.done.set_exception(error)
-            return await self.run_engine(old)
+            return await self.run_engine(ModelFiles.load(old))
 
     async def run_engine(
-        self, settings: NodeSettings, started: asyncio.Future[None] | None = None
+        self, files: ModelFiles, started: asyncio.Future[None] | None = None
     ) -> WeightsUpdate | None:
         """Start an engine and serve until the process ends, or until an operator asks for other
         weights. `started` gets its result when the engine is ready."""
         server, epoch = self.server, new_epoch()
-        artifacts = load_artifacts(settings)
+        settings, artifacts = files.settings, files.artifacts
         async with AsyncExitStack() as stack:
             starting = _background(stack, start_engine(settings, epoch, self.engine_module))
             if not await _unless(self.ending, starting):
@@ -143,8 +142,7 @@ class _Life:
             address = address_of(settings, self.port)
             digests, made = digests_of(artifacts), model_made(settings)
             identity = Identity(settings, epoch, ready, address, digests, made)
-            tokenizer = load_tokenizer(artifacts)
-            service = Node(identity, engine, tokenizer, self.role, server.metrics, self.spans)
+            service = Node(identity, engine, files.tokenizer, self.role, server.metrics, self.spans)
             server.service = service
             stack.callback(service.lose_links)
             following = _background(stack, service.follow_engine())
