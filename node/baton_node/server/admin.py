@@ -4,10 +4,12 @@
     POST /wake_up?tags=          restore what the tags name (weights, kv_cache), or all
     GET /is_sleeping             {"is_sleeping": bool, "away": [...]}
     POST /update_weights         {"path": FOLDER}: drain, then serve the weights of that folder
+    POST /profile, /start_profile, /stop_profile        see `profiles`
 
-In: authorized HTTP requests. Out: calls of the node's Sleeping; WeightsUpdates for the process's
-life (see `run_node`), since other weights are another engine with another epoch. An answer comes
-when the act is done: 400 names what is wrong with a request, 409 why the node stays as it was.
+In: authorized HTTP requests. Out: calls of the node's Sleeping and Profiles; WeightsUpdates for the
+process's life (see `run_node`), since other weights are another engine with another epoch. An
+answer comes when the act is done: 400 names what is wrong with a request, 409 why the node stays as
+it was.
 """
 
 from __future__ import annotations
@@ -67,6 +69,9 @@ class AdminRoutes:
             web.post("/wake_up", self.wake_up),
             web.get("/is_sleeping", self.is_sleeping),
             web.post("/update_weights", self.update_weights),
+            web.post("/profile", self.profile),
+            web.post("/start_profile", self.start_profile),
+            web.post("/stop_profile", self.stop_profile),
         ]
 
     async def sleep(self, request: web.Request) -> web.Response:
@@ -119,6 +124,15 @@ class AdminRoutes:
             raise web.HTTPBadRequest(text=f"{error}\n") from error
         await self._replace_engine(changed)
         return self._state(self._node(request))
+
+    async def profile(self, request: web.Request) -> web.Response:
+        return await self._node(request).profiles.profile(request)
+
+    async def start_profile(self, request: web.Request) -> web.Response:
+        return await self._node(request).profiles.start(request)
+
+    async def stop_profile(self, request: web.Request) -> web.Response:
+        return await self._node(request).profiles.stop(request)
 
     async def _replace_engine(self, settings: NodeSettings) -> None:
         done = asyncio.get_running_loop().create_future()

@@ -34,7 +34,6 @@ from baton_node.server.identity import (
 from baton_node.server.links import RouterLink
 from baton_node.server.metrics import NodeMetrics
 from baton_node.server.node import Node
-from baton_node.server.profiles import Profiles
 from baton_node.settings import NodeSettings
 from baton_protocol.hosts import Hosts
 from baton_protocol.ids import Epoch, NodeId
@@ -99,9 +98,6 @@ class NodeServer:
         app.router.add_get("/health", self.health)
         app.router.add_get("/ready", self.is_ready)
         app.router.add_get("/metrics", self.metrics_page)
-        app.router.add_post("/profile", self.profile)
-        app.router.add_post("/start_profile", self.start_profile)
-        app.router.add_post("/stop_profile", self.stop_profile)
         app.router.add_routes(self._admin.routes())
         return app
 
@@ -138,23 +134,6 @@ class NodeServer:
     async def metrics_page(self, request: web.Request) -> web.Response:
         headers = {"Content-Type": "text/plain; version=0.0.4"}
         return web.Response(body=self.metrics.page(), headers=headers)
-
-    async def profile(self, request: web.Request) -> web.Response:
-        return await self._profiles(request).profile(request)
-
-    async def start_profile(self, request: web.Request) -> web.Response:
-        return await self._profiles(request).start(request)
-
-    async def stop_profile(self, request: web.Request) -> web.Response:
-        return await self._profiles(request).stop(request)
-
-    def _profiles(self, request: web.Request) -> Profiles:
-        if "Origin" in request.headers:  # a browser lets any page send this
-            raise web.HTTPForbidden(text="profiles are for admins, not for browser pages\n")
-        self.admit(request)
-        if self.service is None:
-            raise web.HTTPServiceUnavailable(text="the engine is not ready\n")
-        return self.service.profiles
 
     def _figures(self) -> Load:
         if self.service is None:
