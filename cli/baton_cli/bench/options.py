@@ -12,6 +12,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
+from baton_cli.bench.goodput_option import goodput_option
 from baton_cli.logs import LogLevel
 from baton_cli.options.records import CommonOptions
 from baton_engine.config.engine_config import LoadFormat
@@ -102,13 +103,7 @@ class SweepOptions(ThroughputOptions):
     num_prompts: int | None = option(
         None, "number of requests of each point (default: 3 per sequence, at least 8)", least=1
     )
-    goodput: tuple[str, ...] = option(
-        (),
-        "limits that a good request meets, in ms: ttft, tpot (mean of its tokens), itl (each of its"
-        " gaps), e2el",
-        metavar="NAME:MS",
-        several=True,
-    )
+    goodput: tuple[str, ...] = goodput_option()
     good_share: float = option(
         0.99, "share of the requests that must be good", metavar="SHARE", least=0, most=1
     )

@@ -12,6 +12,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
+from baton_cli.bench.goodput_option import goodput_option
 from baton_cli.logs import LogLevel
 from baton_cli.options.records import CommonOptions
 from baton_protocol.options import MAX_PORT, option
@@ -118,13 +119,7 @@ class ServeOptions(ArrivalOptions):
         metavar="NAME,...",
     )
     metric_percentiles: tuple[str, ...] = option(("99",), "the percentiles", metavar="N,...")
-    goodput: tuple[str, ...] = option(
-        (),
-        "limits that a good request meets, in ms: ttft, tpot (mean of its tokens), itl (each of its"
-        " gaps), e2el",
-        metavar="NAME:MS",
-        several=True,
-    )
+    goodput: tuple[str, ...] = goodput_option()
     save_result: bool = option(
         False, "write the figures to a file in this folder, named by model and time"
     )
