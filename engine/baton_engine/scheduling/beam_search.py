@@ -144,15 +144,8 @@ class LiveBeams:
     `sampling` are the parameters of its samples: the greedy token, which is not used, and the
     likeliest ones."""
 
-    def __init__(
-        self,
-        params: SamplingParams,
-        stops: Collection[int],
-        *,
-        eos_ids: Collection[int],
-        max_length: int,
-    ) -> None:
-        self.search = BeamSearch(params, stops, eos_ids=eos_ids, max_length=max_length)
+    def __init__(self, search: BeamSearch, params: SamplingParams) -> None:
+        self.search = search
         self.choices = [0]
         self.sampling = msgspec.structs.replace(
             params, temperature=0.0, logprobs=max(self.search.looked_at, params.logprobs or 0)

@@ -101,13 +101,12 @@ class Scheduler:
         *,
         max_batched_tokens: int,
         max_num_seqs: int,
-        drafter: DraftSource | None = None,
         options: SchedulingOptions = DEFAULT_SCHEDULING,
     ) -> None:
         self._pool = pool
         self._options = options
         self._by_priority = options.scheduling_policy == "priority"
-        self.drafter = drafter
+        self.drafter: DraftSource | None = None  # set by the engine
         self._block_size = layout.block_size
         self._groups = layout.num_groups
         self.limits = StepLimits(max_batched_tokens, max_num_seqs)
@@ -194,22 +193,21 @@ class Scheduler:
         filling: list[Sequence] = []
         self._blocked = False
         self.preempted = []
-        before = self.preemptions
         budget = self._schedule_decoding(pieces, filling, ahead=ahead)
         if budget is None:
             return []
-        if self.drafter is not None and self.preemptions == before:
+        if self.drafter is not None and not self.preempted:
             pieces, budget = self._with_drafts(pieces, budget, self.drafter)
         alone = len(self.running) + len(self.waiting) == 1
         prompts = PromptPieces(self._options, alone=alone)
         budget = self._schedule_filling(pieces, filling, budget, prompts)
-        if self.preemptions == before:
+        if not self.preempted:
             self._schedule_waiting(pieces, budget, prompts)
             while not (pieces or ahead) and self._clear_the_way():
                 room = max(0, self.limits.tokens - len(self.running))
                 self._schedule_waiting(pieces, room, prompts)
         if not ahead:
-            self.starved = self.preemptions > before or (self._blocked and not pieces)
+            self.starved = bool(self.preempted) or (self._blocked and not pieces)
         return pieces
 
     def _schedule_decoding(

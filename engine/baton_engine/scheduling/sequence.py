@@ -25,7 +25,7 @@ from baton_engine.interface import (
     PromptUse,
 )
 from baton_engine.scheduling.acceptance import Acceptance
-from baton_engine.scheduling.beam_search import LiveBeams
+from baton_engine.scheduling.beam_search import BeamSearch, LiveBeams
 from baton_engine.scheduling.ranges import Run, total, within
 from baton_engine.scheduling.stop_conditions import BannedTokens
 from baton_protocol.hashing import block_hasher
@@ -355,7 +355,8 @@ class RequestState:
         self.beams: LiveBeams | None = None
         if params.use_beam_search:
             longest = self.max_len - self.prompt_len
-            self.beams = LiveBeams(params, self.stops, eos_ids=eos_ids, max_length=longest)
+            search = BeamSearch(params, self.stops, eos_ids=eos_ids, max_length=longest)
+            self.beams = LiveBeams(search, params)
             params = self.beams.sampling
         self.params = params  # what its samples ask for
         self.looks_at_tokens = (
