@@ -7,7 +7,8 @@
     |   `-- WeightsError       tensors are missing, left over or of the wrong shape
     |-- OutOfMemory         a step needs more memory than the device has; a smaller one may fit
     |-- EngineBusy          requests or transfers are in flight, so the engine cannot sleep
-    `-- EngineAsleep        the engine sleeps, so it computes nothing
+    |-- EngineAsleep        the engine sleeps, so it computes nothing
+    `-- PinRefused          a prefix that the cache may not, or cannot, keep
 
 Each message is one line with the offending value and what to do.
 """
@@ -44,4 +45,8 @@ class EngineBusy(EngineError):
 
 
 class EngineAsleep(EngineError):
+    """Nothing has changed."""
+
+
+class PinRefused(EngineError):
     """Nothing has changed."""

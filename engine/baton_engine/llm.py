@@ -22,7 +22,7 @@ from baton_engine.offline.outputs import CompletionOutput as CompletionOutput
 from baton_engine.offline.outputs import RequestOutput as RequestOutput
 from baton_engine.offline.parameters import RequestOutputKind, SamplingParams
 from baton_engine.offline.progress_bar import ProgressBar, UseTqdm
-from baton_engine.offline.prompts import Prompt, as_prompts
+from baton_engine.offline.prompts import GivenPrompt, Prompt, as_prompts
 from baton_protocol.sampling import SamplingParams as WireParams
 
 if TYPE_CHECKING:
@@ -126,9 +126,27 @@ class LLM:
 
     get_default_sampling_params = default_sampling_params  # as vLLM's users write it
 
+    def pin_prefix(self, prompt: Prompt, ttl_s: float | None = None) -> str:
+        """Compute a prompt, unless its KV is cached, and keep its full blocks in the cache for
+        `ttl_s` seconds; None: until unpin_prefix(). Returns the pin's name. Later prompts that
+        begin with these tokens find their KV, whatever ran in between.
+
+        Pins keep at most `max_pinned_fraction` of the cache: PinRefused has the figures. A prompt
+        that needs more blocks than they leave releases them, the oldest first."""
+        once = WireParams(max_tokens=1)
+        [output] = self._generate([prompt], once, False, None, continues_prompt=True)
+        name = f"prefix-{next(self._ids)}"
+        ids, salt = output.prompt_token_ids, GivenPrompt.of(prompt).salt
+        self.llm_engine.pin_prefix(name, ids, ttl_s, salt)
+        return name
+
+    def unpin_prefix(self, name: str) -> bool:
+        """Let a pinned prefix be evicted. Returns False if it is not pinned any more."""
+        return self.llm_engine.unpin_prefix(name)
+
     def reset_prefix_cache(self) -> bool:
-        """Forget all cached KV: later prompts are computed. Always returns True, as running
-        requests do not hinder it."""
+        """Forget all cached KV, pinned prefixes too: later prompts are computed. Always returns
+        True, as running requests do not hinder it."""
         self.engine.reset_prefix_cache()
         return True
 

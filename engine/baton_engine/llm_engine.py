@@ -11,7 +11,7 @@ LLM runs its prompts by it. For an engine in a process of its own, see baton_nod
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from typing import TYPE_CHECKING, Self
 
 from baton_engine.build import build_torch
@@ -53,6 +53,7 @@ class LLMEngine:
         self._make = RequestMaker(text, seed=seed, stream_interval=stream_interval).make
         self._clock = clock
         self._running: dict[RequestId, RunningRequest] = {}
+        self._pinned_until: dict[str, float] = {}  # by the clock
         self._grammars: Grammars | None = None
         self._step_began = 0.0
 
@@ -95,6 +96,21 @@ class LLMEngine:
             self._running.pop(id, None)
             self.engine_core.abort(id)
 
+    def pin_prefix(
+        self, name: str, ids: Sequence[int], ttl_s: float | None = None, salt: str = ""
+    ) -> None:
+        """Keep the full blocks of a prefix in the cache, which holds them now, for `ttl_s` seconds;
+        None: until unpin_prefix(). Another pin of this name is replaced. Raises PinRefused."""
+        hashes = self.engine_core.prefix_hashes(ids, salt)
+        self.engine_core.pins.pin(name, hashes)
+        if ttl_s is not None:
+            self._pinned_until[name] = self._clock() + ttl_s
+
+    def unpin_prefix(self, name: str) -> bool:
+        """Let a pinned prefix be evicted. Returns False if there is no such pin."""
+        self._pinned_until.pop(name, None)
+        return self.engine_core.pins.unpin(name)
+
     def has_unfinished_requests(self) -> bool:
         """Whether step() has something to do. After the last output this may be one more step, of
         which nothing comes."""
@@ -107,6 +123,8 @@ class LLMEngine:
         """Run one engine step, and return the outputs that are due, at most one per request."""
         began, earlier = self._clock(), self._step_began
         self._step_began = began
+        for name in [name for name, until in self._pinned_until.items() if until <= began]:
+            self.unpin_prefix(name)
         result = self.engine_core.step()
         # With overlap, the step that was read now was launched by the call before.
         launched = earlier if self.engine_core.overlap else began

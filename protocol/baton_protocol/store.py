@@ -230,6 +230,12 @@ class NodeLoad(msgspec.Struct, frozen=True, omit_defaults=True):
         MetricSpec("baton_kv_blocks_cached", "Free KV blocks that the prefix cache still finds."),
     ] = 0
     total_blocks: Annotated[Count, MetricSpec("baton_kv_blocks", "KV blocks of the node.")] = 0
+    pinned_blocks: Annotated[
+        Count,
+        MetricSpec(
+            "baton_kv_blocks_pinned", "KV blocks of pinned prefixes, which are not evicted."
+        ),
+    ] = 0
     engine_steps_total: Annotated[
         Count, MetricSpec("baton_engine_steps_total", "Steps of the engine.")
     ] = 0

@@ -16,8 +16,9 @@ import torch
 
 from baton_engine import LLM, GuidedDecodingParams, SamplingParams, StructuredOutputsParams
 from baton_engine.core.engine_core import EngineCore
-from baton_engine.errors import ModelError
+from baton_engine.errors import ModelError, PinRefused
 from baton_engine.interface import StepResult
+from baton_engine.llm_engine import LLMEngine
 from baton_engine.offline.parameters import wire_params
 from baton_protocol.errors import InvalidRequest, NotEnoughMemory, PromptTooLong
 from baton_protocol.request import Request
@@ -432,3 +433,46 @@ def test_a_reset_or_a_request_that_skips_it_leaves_the_prefix_cache_unused(llm: 
     runs.append(llm.generate(prompt, GREEDY)[0])
     assert [run.cached_tokens for run in runs] == [0, 32, 0, 0]
     assert len({tuple(run.outputs[0].token_ids) for run in runs}) == 1
+
+
+def test_a_pinned_prompt_stays_cached_under_a_flood_and_answers_have_equal_bits(
+    tiny_model: Callable[[str], Path],
+) -> None:
+    llm = make_llm(tiny_model("qwen3-gqa4"))
+    prefix, params = prompt_of(64, seed=78), msgspec.structs.replace(GREEDY, logprobs=3)
+    tails = [prompt_of(7, seed=seed) for seed in (79, 80)]
+    prompts = [[*prefix, *tail] for tail in tails]
+    fresh = llm.generate(prompts, params)
+    llm.reset_prefix_cache()
+    name = llm.pin_prefix(prefix)
+    flood = msgspec.structs.replace(GREEDY, max_tokens=2)
+    llm.generate([prompt_of(300, seed=seed) for seed in range(90, 102)], flood)
+    llm.engine.check_integrity()
+    hits = llm.generate(prompts, params)
+    assert [hit.cached_tokens for hit in hits] == [64, 64]
+    for one, other in zip(fresh, hits, strict=True):
+        assert one.outputs[0].token_ids == other.outputs[0].token_ids
+        assert one.outputs[0].logprobs == other.outputs[0].logprobs
+    assert llm.unpin_prefix(name)
+    assert not llm.unpin_prefix(name)
+    llm.generate([prompt_of(300, seed=seed) for seed in range(110, 122)], flood)
+    assert llm.generate(prompts[0], params)[0].cached_tokens == 0
+
+
+def test_a_pinned_prompt_is_unpinned_when_its_time_is_over_and_one_too_large_is_refused(
+    tiny_model: Callable[[str], Path],
+) -> None:
+    core, now = make_llm(tiny_model("qwen3-gqa4")).engine, 0.0
+    llm = LLM.from_engine(LLMEngine(core, None, clock=lambda: now))
+    llm.pin_prefix(prompt_of(40, seed=1), ttl_s=5.0)
+    now = 4.9
+    llm.generate([1, 2, 3], GREEDY)
+    assert core.load().pinned_blocks == 2
+    now = 5.0
+    llm.generate([1, 2, 3], GREEDY)
+    assert core.load().pinned_blocks == 0
+    with pytest.raises(
+        PinRefused, match=r"51 blocks; 50 of 200 blocks .*fraction 0\.25.*, and 0 are"
+    ):
+        llm.pin_prefix(prompt_of(16 * 51, seed=2))
+    core.check_integrity()

@@ -165,6 +165,14 @@ class EngineConfig:
         True,
         "use KV of earlier requests on the same node again; --fetch decides about KV in the store",
     )
+    max_pinned_fraction: float = option(
+        0.25,
+        "share of the KV cache that pinned prefixes may keep; a request that needs more than the"
+        " rest releases the oldest ones",
+        metavar="SHARE",
+        least=0,
+        most=1,
+    )
     scheduler_cls: str | None = option(
         None,
         "Python class that replaces the scheduler: a subclass of"

@@ -20,6 +20,7 @@ class SchedulingOptions:
     max_long_partial_prefills: int | None = None
     enable_chunked_prefill: bool = True
     enable_prefix_caching: bool = True
+    max_pinned_fraction: float = 0.25
     scheduler_cls: str | None = None  # "module:Class"
 
     @classmethod

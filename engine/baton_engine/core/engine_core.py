@@ -61,6 +61,7 @@ from baton_engine.interface import (
 from baton_engine.kv.block_pool import BlockPool
 from baton_engine.kv.host_blocks import HostMemory
 from baton_engine.kv.host_tier import HostTier
+from baton_engine.kv.pins import Pins
 from baton_engine.scheduling.draft_source import DraftSource
 from baton_engine.scheduling.ranges import Run
 from baton_engine.scheduling.scheduler_class import scheduler_class
@@ -162,8 +163,14 @@ class EngineCore:
     def block_hashes(self, request: Request) -> tuple[BlockHash, ...]:
         """Hashes of the full spans of the request's known tokens: the prompt, and with n = 1 also
         the outputs that it came with."""
-        root = root_hash(self.info.fingerprint, request.adapter, request.salt)
-        return tuple(extend_hashes(root, given_ids(request), self.info.layout.block_size))
+        return self.prefix_hashes(given_ids(request), request.salt, request.adapter)
+
+    def prefix_hashes(
+        self, ids: Sequence[int], salt: str = "", adapter: str = ""
+    ) -> tuple[BlockHash, ...]:
+        """Hashes of the full spans of these tokens, for requests of this salt and adapter."""
+        root = root_hash(self.info.fingerprint, adapter, salt)
+        return tuple(extend_hashes(root, ids, self.info.layout.block_size))
 
     def cached_blocks(self, hashes: Sequence[BlockHash]) -> int:
         """Number of leading spans whose KV is in this node's prefix cache now, in groups with a
@@ -328,6 +335,13 @@ class EngineCore:
         self._holds.subtract(blocks)
         self._pool.release(blocks)
 
+    # --- pinned prefixes --------------------------------------------------------------------------
+
+    @property
+    def pins(self) -> Pins:
+        """The pinned prefixes. reset_prefix_cache() and sleep() unpin all."""
+        return self._scheduler.pins
+
     # --- sleep ------------------------------------------------------------------------------------
 
     @property
@@ -409,7 +423,7 @@ class EngineCore:
     def _stop_computing(self) -> None:
         """Forget the cache, and drop all references to what computes, so that its memory can be
         freed. Until the parts are used again, all count as away."""
-        self._pool.reset_cache()
+        self.reset_prefix_cache()
         self._pool.host.use(None)
         self._use(EngineParts(self.info, NoRunner(self.memory)))
         self._away = frozenset(PARTS)
@@ -542,7 +556,8 @@ class EngineCore:
 
     def reset_prefix_cache(self) -> None:
         """Forget all cached KV, in both tiers: later requests compute their prompts. Running ones
-        keep their blocks, and no token changes."""
+        keep their blocks, and no token changes. Pinned prefixes are unpinned."""
+        self.pins.clear()
         self._pool.reset_cache()
 
     # --- reports ----------------------------------------------------------------------------------
@@ -566,6 +581,7 @@ class EngineCore:
             running=len(scheduler.running),
             queued_tokens=sum(sequence.prompt_missing for sequence in scheduler.sequences()),
             preemptions_total=scheduler.preemptions,
+            pinned_blocks=len(self.pins.blocks),
             **self._pool.figures(),
             **self._totals.figures(),
         )
@@ -575,4 +591,5 @@ class EngineCore:
         for."""
         expected = self._holds + self._requests.references()
         expected.update(self._reservations.blocks())
+        expected.update(self.pins.references())
         self._pool.check_integrity(expected)

@@ -59,6 +59,9 @@ class Reservations:
         spans = min(blocks_for(known, size), self._pool.num_blocks // self._layout.num_groups)
         taken = self._pool.take(spans, findable, spare=self._scheduler.spare)
         if taken is None:
+            self._scheduler.pins.make_room(spans, findable)
+            taken = self._pool.take(spans, findable, spare=self._scheduler.spare)
+        if taken is None:
             return None
         self._pool.host.settle()  # from now on transfers may write into the blocks
         cached = taken.cached + taken.loaded

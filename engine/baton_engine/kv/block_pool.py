@@ -67,7 +67,7 @@ class BlockPool:
         if num_blocks < 1:
             raise ValueError(f"a pool of {num_blocks} blocks; at least 1 is needed")
         self.num_blocks = num_blocks
-        self._caching = caching
+        self.caching = caching
         self.host = HostTier() if host is None else host
         self._blocks = [Block(BlockId(id)) for id in range(num_blocks + 1)]
         self._free = FreeQueue(self._blocks[1:])
@@ -204,7 +204,7 @@ class BlockPool:
 
     def cached(self, hashes: Sequence[BlockHash]) -> int:
         """Number of leading spans whose KV take() would find now, in both tiers."""
-        if not self._caching:
+        if not self.caching:
             return 0
         layout, full = self._layout, self._full_groups
         cached, host = self._cached, self.host
@@ -234,6 +234,12 @@ class BlockPool:
                 return False
         return True
 
+    def prefix_blocks(self, hashes: Sequence[BlockHash]) -> list[BlockId]:
+        """The pool's cached blocks of a prefix, and PADDING for those that it lacks; blocks that a
+        window has left are left out."""
+        cached = (self._cached.get(key) for key in self._keys(hashes) if key)
+        return [PADDING if block is None else block.id for block in cached]
+
     def lookup(self, hashes: Iterable[BlockHash]) -> list[BlockId]:
         """Blocks of the leading hashes that are cached in the pool. For tests and diagnosis."""
         blocks = []
@@ -249,7 +255,7 @@ class BlockPool:
         Idempotent. `ends_chunk` says that the block is the last of a chunk."""
         block = self._blocks[id]
         assert block.refs > 0, f"block {id} is registered and nobody holds it"
-        if not self._caching:
+        if not self.caching:
             return
         if block.hash is not None:
             assert block.hash == hash, f"block {id} is registered under another hash"

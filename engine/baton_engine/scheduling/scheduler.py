@@ -32,6 +32,8 @@ needed until they have their tokens, so it is preempted for a waiting sequence i
 A fork of a beam shares the beam's full blocks and copies the last one, if these are still there;
 otherwise it is admitted like any other sequence.
 
+Pinned prefixes (see `kv.pins`) give way to a sequence that would not fit beside them even alone.
+
 If the device lacks memory for a step, shrink() lowers the limits of the next ones (see
 `step_limits`): first prompts get fewer tokens, then the youngest running sequence is preempted.
 
@@ -51,6 +53,7 @@ import msgspec
 from baton_engine.config.scheduling_options import DEFAULT_SCHEDULING, SchedulingOptions
 from baton_engine.config.step_sizes import PROMPT_ROWS
 from baton_engine.kv.block_pool import BlockPool
+from baton_engine.kv.pins import Pins
 from baton_engine.scheduling.draft_source import DraftSource
 from baton_engine.scheduling.prompt_pieces import PromptPieces
 from baton_engine.scheduling.sequence import Sequence, blocks_for
@@ -107,6 +110,7 @@ class Scheduler:
         self._options = options
         self._by_priority = options.scheduling_policy == "priority"
         self.drafter: DraftSource | None = None  # set by the engine
+        self.pins = Pins(pool, layout.num_groups, options.max_pinned_fraction)
         self._block_size = layout.block_size
         self._groups = layout.num_groups
         self.limits = StepLimits(max_batched_tokens, max_num_seqs)
@@ -344,7 +348,11 @@ class Scheduler:
             return True
         hashes: Seq[BlockHash] = () if held else self._findable(sequence)
         new = blocks_for(sequence.known, size) - len(held) // self._groups
-        taken = self._pool.take(new, hashes, spare=0 if held else self.spare)
+        spare = 0 if held else self.spare
+        taken = self._pool.take(new, hashes, spare=spare)
+        if taken is None:
+            self.pins.make_room(blocks_for(sequence.known, size), self._findable(sequence))
+            taken = self._pool.take(new, hashes, spare=spare)
         if taken is None:
             return False
         if held:

@@ -4,6 +4,7 @@ the ids equal those of each request alone."""
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import cache
 from typing import Any, Literal
@@ -14,6 +15,7 @@ from hypothesis import strategies as st
 
 from baton_engine.config.scheduling_options import SchedulingOptions
 from baton_engine.core.engine_core import EngineCore
+from baton_engine.errors import PinRefused
 from baton_engine.interface import Reservation
 from baton_engine.speculation.draft_kv import DraftKV
 from baton_engine.speculation.drafter import Drafter
@@ -34,7 +36,19 @@ from tests.support.engines.landing import (
 from tests.support.engines.proposers import Guesses, drafter, sim_draft_model
 
 MAX_STEPS = 4000
-ACTIONS = ["park", "submit", "step", "step", "abort", "stop", "fail", "unhold", "reset"]
+ACTIONS = [
+    "park",
+    "submit",
+    "step",
+    "step",
+    "abort",
+    "stop",
+    "fail",
+    "unhold",
+    "reset",
+    "pin",
+    "unpin",
+]
 LANDED = st.sets(st.integers(0, 9))  # indexes of the spans that land
 Groups = tuple[KVGroup, ...]
 # How many of 10 drafts are right; None: no drafts; "model": a draft model drafts, with few blocks.
@@ -53,11 +67,13 @@ SCHEDULING = st.one_of(
         max_num_partial_prefills=st.sampled_from([None, 1, 2]),
         max_long_partial_prefills=st.sampled_from([None, 1]),
         enable_prefix_caching=st.booleans(),
+        max_pinned_fraction=st.sampled_from([0.25, 1.0]),
     ),
     st.builds(
         SchedulingOptions,
         enable_chunked_prefill=st.booleans(),
         enable_prefix_caching=st.booleans(),
+        max_pinned_fraction=st.sampled_from([0.25, 1.0]),
     ),
 )
 
@@ -404,11 +420,18 @@ def test_any_order_of_reservations_landings_aborts_and_failures_changes_no_ids(
         elif action == "reset":
             loop.engine.reset_prefix_cache()
             assert loop.engine.cached_chunks() == ()
+        elif action == "pin":
+            request = data.draw(st.sampled_from(wanted))
+            with suppress(PinRefused):
+                loop.engine.pins.pin(request.id, loop.engine.block_hashes(request))
+        elif action == "unpin":
+            loop.engine.pins.unpin(data.draw(st.sampled_from(wanted)).id)
         else:
             loop.step()
         loop.engine.check_integrity()
     loop.unparked += todo
     loop.settle()
+    loop.engine.pins.clear()
     load = loop.engine.load()
     assert (load.running, load.waiting, load.free_blocks) == (0, 0, load.total_blocks)
     drafts.check_ended()

@@ -81,6 +81,7 @@ def test_the_torch_engine_gets_every_engine_setting_of_the_node() -> None:
         "max_long_partial_prefills": 16,
         "enable_chunked_prefill": False,
         "enable_prefix_caching": False,
+        "max_pinned_fraction": 0.5,
         "scheduler_cls": "package:Class",
         "max_logprobs": 14,
         "logits_processors": "package.module:Class",
