@@ -6,6 +6,7 @@ are hash tags: should someone run a Redis Cluster, all shards of a chunk share a
 
 from __future__ import annotations
 
+import time
 from collections.abc import Sequence
 
 from baton_protocol.hashing import HASH_BYTES
@@ -13,6 +14,7 @@ from baton_protocol.ids import BlockHash, Epoch, Fingerprint, NodeId
 
 DEFAULT_TTL_S = 3600.0
 HALF_DEPTH = 64.0
+LONGEST_PIN_S = 7 * 86400
 
 
 def chunk_key(fingerprint: Fingerprint, chunk: BlockHash, shard: int = 0) -> bytes:
@@ -85,12 +87,24 @@ def budget_key(pool: str, tenant: str) -> bytes:
     return f"b1:{pool}:{tenant}".encode()
 
 
-def ttl_ms(depth: int, base_s: float = DEFAULT_TTL_S) -> int:
+def pins_key(pool: str) -> bytes:
+    """index: hash of the pinned prefixes' ids, each with the time of its last change (Unix ms)."""
+    return f"p1:{pool}".encode()
+
+
+def pin_key(pool: str, id: str) -> bytes:
+    """index: one PinnedPrefix."""
+    return f"p1:{pool}:{id}".encode()
+
+
+def ttl_ms(depth: int, base_s: float = DEFAULT_TTL_S, kept_until: int = 0) -> int:
     """Return the lifetime in milliseconds of the chunk at index `depth` of its chain (0: the head).
 
     base/2 * (1 + 1 / (1 + depth/64)): base at the head, strictly falling, never below base/2. So
     the tail of a chain expires before its head, and a new hand-off never expires before older
-    chunks of the same depth.
+    chunks of the same depth. A chunk of a pinned prefix lives at least until `kept_until`, in Unix
+    seconds by this machine's clock.
     """
     share = 0.5 * (1.0 + 1.0 / (1.0 + max(0, depth) / HALF_DEPTH))
-    return max(1, int(base_s * 1000.0 * share))
+    kept_s = min(kept_until - time.time(), LONGEST_PIN_S) if kept_until else 0.0
+    return max(1, int(max(base_s * share, kept_s) * 1000.0))

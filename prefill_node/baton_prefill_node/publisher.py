@@ -9,7 +9,8 @@ put with the blocks of all groups. Of earlier chunks only the groups without a w
 there is no such group, these chunks are neither put nor announced. A chunk that the store holds
 with fewer groups than this prompt needs does not count as stored: it is put again, and the larger
 value replaces the smaller one. A reader that has a marker of the other value finds another size,
-which is a miss. A value with all groups serves every prompt.
+which is a miss. A value with all groups serves every prompt. A job that pins a prefix also puts
+chunks again that would expire before its end.
 
 In: jobs with the markers that their lookup found, the progress of each step, and the results of
 puts. Out: puts through OutgoingBlocks and calls of KVConnector.announce.
@@ -54,6 +55,9 @@ class Publisher:
     def empty(self) -> bool:
         return not self._jobs
 
+    def has_job(self, key: JobKey) -> bool:
+        return key in self._jobs
+
     def open_job(self, job: Job) -> None:
         """Start to publish a job. A job without a full chunk ends at once."""
         opened = self._jobs[job.key] = OpenJob(job, PublishState(len(job.chunks), job.unneeded))
@@ -63,7 +67,11 @@ class Publisher:
     def use_lookup(self, job: Job) -> None:
         if opened := self._jobs.get(job.key):
             markers = job.markers.items()
-            stored = sum(1 << i for i, marker in markers if job.suffices(i, marker))
+            stored = sum(
+                1 << i
+                for i, marker in markers
+                if job.suffices(i, marker) and marker.kept_until >= job.kept_until
+            )
             self._counters.add(announced_chunks=(stored & ~job.unneeded).bit_count())
             self._apply(opened, opened.state.find(stored))
 

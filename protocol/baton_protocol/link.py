@@ -1,7 +1,7 @@
 """Frames of the WebSocket from router (client) to node (server).
 
     router -> node   PrefillJob  RunJob  FirstTokens  NoFirstTokens  Abort  DrainNode  ResumeNode
-                     Resync  ResetPrefixCache
+                     Resync  ResetPrefixCache  PinPrefix  UnpinPrefix
     node -> router   Hello (first frame)  Load  CacheEvents  Deltas  PrefillDone  JobFailed
 
 Every frame about a request carries (request, attempt). The receiver drops frames of an attempt
@@ -19,29 +19,32 @@ that are left with a JobFailed of code DRAINED.
 
 A node closes the link when it gets a frame type that it does not know. So routers send DrainNode
 and ResumeNode only to nodes whose report has a protocol version of at least DRAIN_SINCE,
-ResetPrefixCache from RESET_SINCE on, and Resync only to nodes that number their cache events. A
-router of version 1 ignores `leaving` and treats DRAINED as any retryable error: it places the
-request again.
+ResetPrefixCache from RESET_SINCE on, PinPrefix and UnpinPrefix from PINS_SINCE on, and Resync only
+to nodes that number their cache events. A router of version 1 ignores `leaving` and treats DRAINED
+as any retryable error: it places the request again.
 """
 
 from __future__ import annotations
 
 import hmac
 import ipaddress
-from typing import Any
+from typing import Annotated, Any, Literal
 
 import msgspec
+from msgspec import Meta
 
 from baton_protocol.errors import ErrorRecord
-from baton_protocol.figures import Count, Hash, Milliseconds, Text, TokenId
+from baton_protocol.figures import Count, Hash, Milliseconds, Seconds, Text, TokenId
 from baton_protocol.ids import Epoch, NodeId, RequestId
 from baton_protocol.request import PositionLogprobs, Request
 from baton_protocol.sampling import FinishReason
 from baton_protocol.store import (
+    MAX_PINS,
     Instances,
     NodeLoad,
     NodeReport,
     NodeState,
+    PinId,
     Speeds,
     StoreHealth,
 )
@@ -55,6 +58,8 @@ ROUTER_HEADER = "x-baton-router"
 MAX_FRAME_BYTES = 64 << 20
 DRAIN_SINCE = 2
 RESET_SINCE = 6
+PINS_SINCE = 7
+PinState = Literal["loading", "pinned", "refused", "released"]
 DRAINED = "drained"
 UNREADABLE_ERROR = ErrorRecord(
     message="the node reported an error that cannot be decoded",
@@ -174,6 +179,43 @@ class ResetPrefixCache(msgspec.Struct, frozen=True, tag="reset_cache"):
     """Forget all cached KV: requests whose jobs come later find none of it on this node."""
 
 
+class PinPrefix(msgspec.Struct, frozen=True, tag="pin"):
+    """Compute this prefix, unless its KV is cached or in the store, and keep its full blocks in the
+    node's cache for `ttl_s` seconds. Put its full chunks into the store, to stay there as long.
+
+    Idempotent. The end `until`, in Unix seconds by the router's clock, tells versions of a pin
+    apart: another one replaces this end. The node reports the pin in its Load until it ends. A
+    reset of the prefix cache, a sleep and the end of the engine forget it.
+    """
+
+    id: PinId
+    prompt_ids: tuple[TokenId, ...]
+    ttl_s: Seconds
+    until: Count
+    salt: str = ""
+
+
+class UnpinPrefix(msgspec.Struct, frozen=True, tag="unpin"):
+    """Let the blocks of a pinned prefix be evicted. Its chunks stay in the store until they
+    expire."""
+
+    id: PinId
+
+
+class PinReport(msgspec.Struct, frozen=True, array_like=True):
+    """A prefix that routers want a node to keep.
+
+    "loading": it is fetched, computed or put into the store. "pinned": it is in the cache, and in
+    the store if the node has one. "refused": the node cannot keep it. "released": a request needed
+    its blocks. The last two say why; the node forgets such a pin soon, so that routers ask again.
+    """
+
+    id: PinId
+    until: Count
+    state: PinState
+    reason: Text = ""
+
+
 class Hello(msgspec.Struct, frozen=True, tag="hello"):
     """The node's first frame on a link."""
 
@@ -185,7 +227,7 @@ class Load(msgspec.Struct, frozen=True, tag="load"):
 
     `reason` says why the node drains and `replaced_by` which revision replaces it, both as in
     DrainNode. `leaving` asks routers to move their running requests to other nodes. A node that is
-    `asleep` drains, and its engine has given its memory back.
+    `asleep` drains, and its engine has given its memory back. `pins` are its pinned prefixes.
     """
 
     epoch: Epoch
@@ -198,6 +240,7 @@ class Load(msgspec.Struct, frozen=True, tag="load"):
     leaving: bool = False
     replaced_by: Text = ""
     asleep: bool = False
+    pins: Annotated[tuple[PinReport, ...], Meta(max_length=MAX_PINS)] = ()
 
 
 class CacheEvents(msgspec.Struct, frozen=True, tag="cache"):
@@ -315,6 +358,8 @@ ToNode = (
     | ResumeNode
     | Resync
     | ResetPrefixCache
+    | PinPrefix
+    | UnpinPrefix
 )
 ToRouter = Hello | Load | CacheEvents | Deltas | PrefillDone | JobFailed
 

@@ -5,6 +5,7 @@ InboxEntry   index: tells a decode node which chunks of a request exist
 NodeReport   index, and Hello frames: a node's identity, state, load and speeds
 FetchReport  index: the progress of a node that still downloads its model
 RouterReport index: one router's request counts and latencies
+PinnedPrefix index: a prefix that nodes are to keep
 """
 
 from __future__ import annotations
@@ -25,6 +26,7 @@ from baton_protocol.figures import (
     PerSecond,
     Seconds,
     Text,
+    TokenId,
     Tokens,
     Url,
 )
@@ -49,11 +51,13 @@ LEAST_SPEED = 1e-3  # the lowest measured speed that a report may hold
 MAX_ARTIFACTS = 256
 MAX_INSTANCES = 1024
 MAX_BOUNDS = 1024
+MAX_PINS = 64  # pinned prefixes of a pool
 # Upper bounds of the latency histograms in a RouterReport.
 LATENCY_BOUNDS_S = (
     *(0.005, 0.01, 0.02, 0.03, 0.04, 0.05, 0.06, 0.08, 0.1, 0.15, 0.2, 0.3, 0.5, 0.75),
     *(1.0, 1.5, 2.0, 3.0, 5.0, 7.5, 10.0, 15.0, 20.0, 30.0, 60.0, 120.0, 300.0),
 )
+PinId = Annotated[str, Meta(pattern=r"^[0-9a-f]{16}\Z")]
 FileName = Annotated[str, Meta(min_length=1, max_length=512)]
 Counts = Annotated[tuple[Count, ...], Meta(max_length=MAX_BOUNDS)]
 DRAFTED_AT = ("baton_drafted_at_position_total", "Drafts, by their position in a row of drafts.")
@@ -78,7 +82,8 @@ class Marker(msgspec.Struct, frozen=True, array_like=True, gc=False):
     written; if the server has another run id now, it restarted and the bytes are gone.
     `payload_bytes` counts all `shards`; `depth` is the chunk's index in its chain. `stamp` is a new
     random number for each put: it keeps a reader that drops a wrong marker from dropping a newer
-    one.
+    one. If `kept_until` is later than the chunk's own lifetime, in Unix seconds, value and marker
+    stay until then: a pinned prefix has the chunk.
 
     Encoded without field names, which halves the size: one lookup reads hundreds of markers. So add
     fields only at the end, with a default.
@@ -90,6 +95,7 @@ class Marker(msgspec.Struct, frozen=True, array_like=True, gc=False):
     shards: int
     depth: int
     stamp: int = 0
+    kept_until: int = 0
 
 
 class InboxEntry(msgspec.Struct, frozen=True, omit_defaults=True):
@@ -513,6 +519,23 @@ def differing(first: NodeReport, second: NodeReport) -> list[str]:
         return names
     weights = ["weights"] * (first.weights != second.weights)
     return ["fingerprint", *weights, *["layout"] * (first.layout != second.layout), *names]
+
+
+class PinnedPrefix(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """A prefix that nodes with this tokenizer (the digest of its file) are to keep until `until`,
+    in Unix seconds: see PinPrefix. `id` follows from model, tenant and tokens. `tenant` is whose
+    requests find it; "" if tenants share KV, or if there are none. Of two records of one id, the
+    one with the later `changed` (Unix milliseconds) is valid. One that is `removed` has no tokens:
+    it tells other routers."""
+
+    id: PinId
+    model: Text
+    tokenizer: Text
+    tenant: Text = ""
+    prompt_ids: tuple[TokenId, ...] = ()
+    until: Count
+    changed: Count
+    removed: bool = False
 
 
 class FetchReport(msgspec.Struct, frozen=True, kw_only=True):

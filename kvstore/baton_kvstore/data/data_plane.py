@@ -125,6 +125,7 @@ class DataPlane:
         priority: Priority = Priority.PREFIX,
         direct: Sequence[memoryview] | None = None,
         payload_bytes: int | None = None,
+        kept_until: int = 0,
     ) -> None:
         """Store a chunk of `tokens` tokens. `depth` is the chunk's index in its chain.
 
@@ -132,7 +133,7 @@ class DataPlane:
         for only the blocks of the groups without a window. It replaces a value of another size.
         `fill(view, shard)` must write the bytes of one head shard. `copied` is called when the
         source is free. `done` gets the marker to write on the index; all shards are then
-        acknowledged.
+        acknowledged. With `kept_until`, in Unix seconds, the chunk lives at least until then.
 
         With `direct` the payload is read from these pieces instead, again if it is sent again. They
         must not change before `copied`, which is then called when the put has settled. Raise
@@ -143,7 +144,8 @@ class DataPlane:
             raise ValueError(f"payload_bytes is {size}, not in {set(self._format.payload_sizes)}")
         self._check(direct, size)
         operation = Put(
-            *(self._format, chunk, tokens, depth, fill, copied, done, priority, direct, size)
+            *(self._format, chunk, tokens, depth, fill, copied, done, priority, direct, size),
+            kept_until=kept_until,
         )
         self._instances[self.instance_for(chunk)].submit(operation)
 

@@ -163,8 +163,9 @@ class Operation(Protocol):
 
 @dataclass(slots=True)
 class Put:
-    """Store one chunk of `payload_bytes`; None means all groups. `copied` is called exactly once,
-    before `done`, also if the put failed or never ran: after it the source is no longer read."""
+    """Store one chunk of `payload_bytes`; None means all groups. `kept_until` is as in Marker.
+    `copied` is called exactly once, before `done`, also if the put failed or never ran: after it
+    the source is no longer read."""
 
     format: Format
     hash: BlockHash
@@ -176,6 +177,7 @@ class Put:
     priority: Priority
     direct: Sequence[memoryview] | None = None
     payload_bytes: int | None = None
+    kept_until: int = 0
     is_put: ClassVar[bool] = True
     queued_at: float = 0.0
     _copied: bool = False
@@ -203,7 +205,7 @@ class Put:
         self, link: RespConnection, deadline: float, instance: int, buffer: memoryview, shard: int
     ) -> str:
         value = in_pieces(self.direct, buffer)
-        lifetime = ttl_ms(self.depth, self.format.ttl_base_s)
+        lifetime = ttl_ms(self.depth, self.format.ttl_base_s, self.kept_until)
         key = chunk_key(self.format.fingerprint, self.hash, shard)
         try:
             link.put(deadline, key, value, lifetime)
@@ -234,6 +236,7 @@ class Put:
             shards=layout.kv_shards,
             depth=self.depth,
             stamp=int.from_bytes(os.urandom(STAMP_BYTES)),
+            kept_until=self.kept_until,
         )
 
     def _release(self) -> None:
@@ -274,7 +277,7 @@ class Get:
             with contextlib.suppress(ServerRefused):
                 link.command(deadline, b"PING")
             return self.lose_marker(f"{MISSING}: instance {instance} restarted since")
-        lifetime = ttl_ms(self.depth, self.format.ttl_base_s)
+        lifetime = ttl_ms(self.depth, self.format.ttl_base_s, self.marker.kept_until)
         key = chunk_key(self.format.fingerprint, self.hash, shard)
         value = in_pieces(self.direct, buffer)
         try:

@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from baton_text.grammars.matcher import Matcher
 
 JobKey = tuple[RequestId, int]  # request and attempt
+JobKind = Literal["prefill", "run"]
 # "compiling": it waits for its grammar. "parked": it waits for KV or for the router's first tokens.
 # "running": the engine has it. "ended": it computes no more.
 JobState = Literal["compiling", "parked", "running", "ended"]
@@ -98,7 +99,7 @@ class Job:
     """
 
     request: Request
-    kind: Literal["prefill", "run"]
+    kind: JobKind
     seq: int
     layout: KVLayout
     chunks: list[BlockHash]
@@ -107,6 +108,7 @@ class Job:
     state: JobState = "parked"  # set by the JobTable
     await_first: bool = False  # a prefill node computes the prompt of this whole request
     inbox: tuple[str, str] | None = None  # (node, epoch) of a prefill job's decode node
+    kept_until: int = 0  # Unix seconds; the chunks of a pinned prefix stay in the store until then
     matcher: Matcher | None = None  # at the start of the request's grammar, if it has one
     # While it waits for its grammar: the hashes of its full blocks, the number of tokens that this
     # node will compute for it, and the frames about it that arrived after it.
@@ -153,7 +155,8 @@ class Job:
         return max(self.known_tokens(choice), len(self.request.prompt_ids) + made - STOP_LAG)
 
     def ref(self, chunk: int) -> ChunkRef:
-        return ChunkRef(self.request.id, self.request.attempt, chunk, self.chunks[chunk])
+        request = self.request
+        return ChunkRef(request.id, request.attempt, chunk, self.chunks[chunk], self.kept_until)
 
     def chunk_of(self, blocks: tuple[BlockId, ...], chunk: int) -> tuple[BlockId, ...]:
         """Return the blocks of one chunk, in the order of its payload. `blocks` are those of the

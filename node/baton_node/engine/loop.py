@@ -6,8 +6,9 @@ reports. An idle loop sleeps in select() on the server's socket and the file des
 connector and of the grammars' worker.
 
 In: PrefillJob, RunJob, FirstTokens, NoFirstTokens, Abort, FinishChoice, Drain, Undrain,
-ResetPrefixCache, StartProfile, StopProfile, Sleep, WakeUp; chunks and inbox entries. Out: Step,
-JobFailed, Load, CacheEvents, Saved, Drained, Profiled, Slept; chunks and inbox entries.
+ResetPrefixCache, PinPrefix, UnpinPrefix, StartProfile, StopProfile, Sleep, WakeUp; chunks and inbox
+entries. Out: Step, JobFailed, Load, CacheEvents, Saved, Drained, Profiled, Slept; chunks and inbox
+entries.
 """
 
 from __future__ import annotations
@@ -15,14 +16,16 @@ from __future__ import annotations
 import logging
 import select
 from collections.abc import Sequence
+from typing import Any
 
 import msgspec
 
 from baton_engine.errors import EngineError
 from baton_node.engine.grammar_compiler import CompiledGrammar, GrammarCompiler
-from baton_node.engine.job import Job, JobKey, LaterFrame, Times
+from baton_node.engine.job import Job, JobKey, JobKind, LaterFrame, Times
 from baton_node.engine.loop_context import LoopContext
 from baton_node.engine.outgoing_blocks import OutgoingBlocks
+from baton_node.engine.prefix_pins import PrefixPins
 from baton_node.engine.reporter import Reporter
 from baton_node.engine.request_check import check_request
 from baton_node.engine.roles import Fetching, Publishing, WritingBehind
@@ -57,10 +60,13 @@ from baton_protocol.link import (
     FirstTokens,
     JobFailed,
     NoFirstTokens,
+    PinPrefix,
     PrefillJob,
     ResetPrefixCache,
     RunJob,
+    UnpinPrefix,
 )
+from baton_protocol.request import Request
 from baton_protocol.store import InboxEntry
 
 logger = logging.getLogger(__name__)
@@ -98,7 +104,8 @@ class EngineLoop:
         self._write_behind = write_behind
         self._outgoing = outgoing
         self._compiler = compiler
-        self._reporter = Reporter(context, fetching)
+        self._pins = PrefixPins(context, publishing, self._start_prefix, self._abort)
+        self._reporter = Reporter(context, fetching, self._pins)
         self._profiler = StepProfiler(context.engine.info, context.socket.send)
         self._arrivals = 0
         self._freed = 0
@@ -139,11 +146,13 @@ class EngineLoop:
         if now >= self._next_expiry:
             self._next_expiry = now + EXPIRE_EVERY_S
             self._fail_late_jobs(now)
+            self._pins.expire()
         self._fetching.expire_waits(now)
         if self._short_at is None:
             self._fetching.grant_blocks()
         works = self._engine.has_work()
         moved = self._batch.run_step() if works else True
+        self._pins.settle()
         self._profiler.turn(stepped=works and moved)
         self._share_blocks()
         for report in self._reporter.take_due(self._clock()):
@@ -167,6 +176,7 @@ class EngineLoop:
         error = ""
         try:
             self._engine.sleep(frame.level)
+            self._pins.forget_all()
         except EngineError as failure:
             error = str(failure)
         self._socket.send(Slept(self._engine.away, error))
@@ -221,12 +231,19 @@ class EngineLoop:
                 self._abort_job((frame.request, frame.attempt))
             case Drain():
                 self._saving = self._draining = True
+                self._pins.stop_loading()
                 self._batch.start_draining()
             case Undrain():
                 self._saving = self._draining = False
                 self._write_behind.set_draining(False)
             case ResetPrefixCache():
+                self._pins.forget_all()
                 self._engine.reset_prefix_cache()
+            case PinPrefix():
+                if not self._engine.is_sleeping:
+                    self._pins.pin(frame)
+            case UnpinPrefix():
+                self._pins.unpin(frame.id)
             case StartProfile():
                 self._profiler.start(frame)
             case StopProfile():
@@ -273,19 +290,13 @@ class EngineLoop:
         inbox = None
         if isinstance(frame, PrefillJob):
             inbox = (frame.decode_node, frame.decode_epoch)
-        self._arrivals += 1
-        job = Job(
-            request=request,
+        job = self._make_job(
+            request,
+            hashes,
             kind="run" if isinstance(frame, RunJob) else "prefill",
-            seq=self._arrivals,
-            layout=self._layout,
-            chunks=chunk_hashes(hashes, self._layout.chunk_blocks),
-            full_blocks=len(hashes),
-            times=Times(self._clock()),
             await_first=isinstance(frame, RunJob) and frame.await_first,
             inbox=inbox,
             finished=finished,
-            open_choices=set(range(request.params.n)) - finished,
         )
         structured = request.params.structured
         if structured is not None:
@@ -297,6 +308,39 @@ class EngineLoop:
                 return
         self._jobs.add_job(job, "parked")
         self._park_job(job, hashes)
+
+    def _start_prefix(self, request: Request, kept_until: int) -> Job:
+        """Begin a job that computes a prefix and, if the node has a store, puts it there."""
+        hashes = self._engine.block_hashes(request)
+        kind: JobKind = "prefill" if self._connector.store_health() != "none" else "run"
+        job = self._make_job(request, hashes, kind=kind, kept_until=kept_until)
+        self._jobs.add_job(job, "parked")
+        self._park_job(job, hashes)
+        return job
+
+    def _make_job(
+        self,
+        request: Request,
+        hashes: Sequence[BlockHash],
+        *,
+        kind: JobKind,
+        finished: frozenset[int] = frozenset(),
+        **more: Any,
+    ) -> Job:
+        """The job of a request that has arrived. `more` are fields of Job."""
+        self._arrivals += 1
+        return Job(
+            request=request,
+            kind=kind,
+            seq=self._arrivals,
+            layout=self._layout,
+            chunks=chunk_hashes(hashes, self._layout.chunk_blocks),
+            full_blocks=len(hashes),
+            times=Times(self._clock()),
+            finished=finished,
+            open_choices=set(range(request.params.n)) - finished,
+            **more,
+        )
 
     def _count_uncached(self, job: Job, hashes: Sequence[BlockHash]) -> int:
         """Return the number of tokens that the job will compute on this node, as far as known. 0
@@ -369,8 +413,10 @@ class EngineLoop:
 
     def _abort_job(self, key: JobKey) -> None:
         job = self._jobs.find(key)
-        if job is None:
-            return
+        if job is not None:
+            self._abort(job)
+
+    def _abort(self, job: Job) -> None:
         if job.state == "parked":
             self._fetching.abort_job(job)
         elif job.state == "running":

@@ -6,6 +6,7 @@ In: the figures of the engine, the data servers and the requests. Out: Load and 
 from __future__ import annotations
 
 from baton_node.engine.loop_context import LoopContext
+from baton_node.engine.prefix_pins import PrefixPins
 from baton_node.engine.roles import Fetching
 from baton_node.ipc.messages import (
     ToServer,
@@ -29,8 +30,9 @@ class Reporter:
     placed here. CacheEvents are sent every `events_every_s` if there are any.
     """
 
-    def __init__(self, context: LoopContext, fetching: Fetching) -> None:
+    def __init__(self, context: LoopContext, fetching: Fetching, pins: PrefixPins) -> None:
         self._context = context
+        self._pins = pins
         self._connector = context.connector
         self._jobs = context.jobs
         self._fetching = fetching
@@ -64,6 +66,7 @@ class Reporter:
             ),
             self._connector.store_health(),
             instances,
+            pins=self._pins.reports(),
         )
 
     def take_due(self, now: float) -> list[ToServer]:

@@ -30,6 +30,10 @@ class Publishing(Protocol):
         """True when no job is open."""
         ...
 
+    def has_job(self, key: JobKey) -> bool:
+        """Return whether this job is open: it computes, or one of its puts has not settled."""
+        ...
+
     def open_job(self, job: Job) -> None:
         """A prefill job has arrived."""
 

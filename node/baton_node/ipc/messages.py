@@ -1,7 +1,7 @@
 """Frames between a node's server process and its engine process, over a socketpair.
 
     server -> engine   Start (first)  PrefillJob  RunJob  FirstTokens  NoFirstTokens  Abort
-                       FinishChoice  Drain  Undrain  ResetPrefixCache
+                       FinishChoice  Drain  Undrain  ResetPrefixCache  PinPrefix  UnpinPrefix
                        StartProfile  StopProfile  Sleep  WakeUp
     engine -> server   EngineReady or SetupFailed (first)  Step  JobFailed  Load  CacheEvents
                        Saved  Drained  Profiled  Slept
@@ -31,10 +31,12 @@ from baton_protocol.link import (
     JobFailed,
     Load,
     NoFirstTokens,
+    PinPrefix,
     PrefillJob,
     RequestStats,
     ResetPrefixCache,
     RunJob,
+    UnpinPrefix,
 )
 from baton_protocol.request import PositionLogprobs
 from baton_protocol.wire import Codec
@@ -165,6 +167,8 @@ ToEngine = (
     | Drain
     | Undrain
     | ResetPrefixCache
+    | PinPrefix
+    | UnpinPrefix
     | StartProfile
     | StopProfile
     | Sleep

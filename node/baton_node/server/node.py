@@ -37,12 +37,14 @@ from baton_protocol.link import (
     JobFailed,
     Load,
     NoFirstTokens,
+    PinPrefix,
     PrefillJob,
     ResetPrefixCache,
     ResumeNode,
     Resync,
     RunJob,
     ToNode,
+    UnpinPrefix,
 )
 from baton_protocol.store import NodeReport, NodeState
 from baton_text.tokenizer import Tokenizer
@@ -176,7 +178,10 @@ class Node:
                 self._draining.end_drain()
             case Resync():
                 self._list_chunks(link)
-            case ResetPrefixCache():
+            case PinPrefix():
+                if self.state == "ready":
+                    self._engine.send(frame)
+            case ResetPrefixCache() | UnpinPrefix():
                 self._engine.send(frame)
 
     def _job(self, link: RouterLink, job: PrefillJob | RunJob) -> None:

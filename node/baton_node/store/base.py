@@ -23,12 +23,14 @@ from baton_protocol.store import (
 
 @dataclass(frozen=True, slots=True)
 class ChunkRef:
-    """One chunk of one request. `index` is its place in the chain of chunks, `hash` its name."""
+    """One chunk of one request. `index` is its place in the chain of chunks, `hash` its name. One
+    of a pinned prefix is `kept_until` then, in Unix seconds."""
 
     request: RequestId
     attempt: int
     index: int
     hash: BlockHash
+    kept_until: int = 0
 
 
 @dataclass(frozen=True, slots=True)

@@ -34,6 +34,7 @@ RETRY_S = 0.5  # pause after a failed read of the inbox
 MAX_PENDING_ENTRIES = 10_000  # announcements per inbox that wait for the index; others are dropped
 MAX_PENDING_MARKERS = 10_000
 CLOSED = "closed"
+Lifetime = tuple[BlockHash, int]  # a chunk, and the milliseconds that its marker lives
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,7 +70,7 @@ class IndexClient:
         self._check = IndexCheck(self._probe)
         begin = self._control.begin_task
         self._markers = WriteBatcher[None, Stored](begin, self._mark, MAX_PENDING_MARKERS)
-        self._fetched = WriteBatcher[None, ChunkRef](begin, self._refresh, MAX_PENDING_MARKERS)
+        self._fetched = WriteBatcher[None, Lifetime](begin, self._refresh, MAX_PENDING_MARKERS)
         self._outboxes = WriteBatcher[tuple[str, str], InboxEntry](
             begin, self._send, MAX_PENDING_ENTRIES
         )
@@ -97,13 +98,14 @@ class IndexClient:
         if not self._control.call_soon(lambda: self._gather(stored)):
             self._emit(ChunkPublished(stored.chunk, None, 0, CLOSED))
 
-    def refresh(self, chunk: ChunkRef) -> None:
+    def refresh(self, chunk: ChunkRef, marker: Marker) -> None:
         """Prolong the marker of a chunk that was fetched, since the fetch prolonged its value.
 
         Do not do this for a marker that was only found: it would outlive its value and hide that
         the chunk must be put again.
         """
-        self._control.call_soon(lambda: self._prolong(chunk))
+        lifetime = (chunk.hash, ttl_ms(chunk.index, kept_until=marker.kept_until))
+        self._control.call_soon(lambda: self._prolong(lifetime))
 
     def unmark(self, chunk: BlockHash, marker: Marker) -> None:
         self._control.spawn_task(self._unmark(chunk, marker))
@@ -169,7 +171,12 @@ class IndexClient:
         """Write a batch of markers in one round trip. Emit ChunkPublished for each, even if the
         write fails or is cancelled."""
         marks = [
-            (stored.chunk.hash, stored.marker, ttl_ms(stored.marker.depth)) for stored in batch
+            (
+                stored.chunk.hash,
+                stored.marker,
+                ttl_ms(stored.marker.depth, kept_until=stored.marker.kept_until),
+            )
+            for stored in batch
         ]
         reason = "cancelled"
         try:
@@ -194,17 +201,16 @@ class IndexClient:
                 entry = InboxEntry(request, attempt, "chunks", index, (stored.marker,))
                 self._enqueue(stored.inbox, entry)
 
-    def _prolong(self, chunk: ChunkRef) -> None:
-        if not self._fetched.add(None, chunk):
+    def _prolong(self, lifetime: Lifetime) -> None:
+        if not self._fetched.add(None, lifetime):
             logger.debug(
-                "not prolonging the marker of chunk %s: too many are queued", chunk.hash.hex()
+                "not prolonging the marker of chunk %s: too many are queued", lifetime[0].hex()
             )
 
-    async def _refresh(self, _: None, batch: list[ChunkRef]) -> None:
-        lifetimes = [(chunk.hash, ttl_ms(chunk.index)) for chunk in batch]
+    async def _refresh(self, _: None, batch: list[Lifetime]) -> None:
         try:
             await self._check.ask(
-                lambda: self._idx.refresh(self._address.fingerprint, lifetimes), adds=False
+                lambda: self._idx.refresh(self._address.fingerprint, batch), adds=False
             )
         except StoreError as error:
             logger.debug("cannot prolong %d markers: %s", len(batch), error)

@@ -161,7 +161,7 @@ class StoreConnector:
         def done(result: GetResult) -> None:
             self._emit(ChunkFetched(chunk, result.ok, result.bytes, result.reason))
             if result.ok:
-                self._index.refresh(chunk)
+                self._index.refresh(chunk, marker)
             if result.gone:
                 logger.debug("not using chunk %s: %s", chunk.hash.hex(), result.reason)
                 self._index.unmark(chunk.hash, marker)
@@ -201,6 +201,7 @@ class StoreConnector:
             *(chunk.hash, layout.chunk_tokens, chunk.index, fill, copied, done, priority),
             direct=direct,
             payload_bytes=size,
+            kept_until=chunk.kept_until,
         )
 
     def announce(self, inbox: tuple[str, str], entry: InboxEntry) -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import time
+
 import pytest
 
 from baton_kvstore.data.tuning import Tuning
@@ -92,3 +94,17 @@ async def test_value_and_marker_get_the_ttl_of_their_depth(
         with plain_client(url) as client:
             (key,) = client.keys("*" + READ[0].hex() + "*")
             assert 750_000 - PATIENCE_S * 1000 < client.pttl(key) <= 750_000
+
+
+async def test_a_pinned_chunk_keeps_its_lifetime_when_it_is_read(
+    single: EmbeddedStore, make_transfers: MakeTransfers
+) -> None:
+    until = int(time.time()) + 5000
+    transfers = make_transfers(single.data_urls, tuning=Tuning(ttl_base_s=1000.0))
+    marker = transfers.stored(READ[0], depth=64, kept_until=until)
+    assert marker.kept_until == until
+    for _ in range(2):
+        with plain_client(single.data_urls[0]) as client:
+            (key,) = client.keys("*" + READ[0].hex() + "*")
+            assert 5_000_000 - PATIENCE_S * 1000 < client.pttl(key) <= 5_000_000
+        assert transfers.get(READ[0], marker, 64)[0].ok

@@ -179,6 +179,7 @@ class Transfers:
         payload: bytes,
         depth: int = 0,
         priority: Priority = Priority.PREFIX,
+        kept_until: int = 0,
     ) -> Callable[[], PutResult]:
         results: list[PutResult] = []
         size = self.layout.shard_bytes
@@ -194,6 +195,7 @@ class Transfers:
             lambda: self.copied.append(chunk),
             lambda result: self._settle(results, result),
             priority,
+            kept_until=kept_until,
         )
         return lambda: self._wait(results)
 
@@ -227,9 +229,10 @@ class Transfers:
         data = payload_of(chunk, self.layout) if payload is None else payload
         return self.put_later(chunk, data, depth)()
 
-    def stored(self, chunk: BlockHash, depth: int = 0) -> Marker:
+    def stored(self, chunk: BlockHash, depth: int = 0, kept_until: int = 0) -> Marker:
         """Put the chunk's own payload, and return its marker."""
-        result = self.put(chunk, depth=depth)
+        payload = payload_of(chunk, self.layout)
+        result = self.put_later(chunk, payload, depth, kept_until=kept_until)()
         assert result.marker is not None, result.reason
         return result.marker
 
