@@ -67,6 +67,7 @@ SECTIONS: Mapping[str, str] = {
     "rate_limited": "operations/limits.md#admission",
     "queue_full": "operations/limits.md#admission",
     "saturated": "operations/limits.md#admission",
+    "prefix_refused": "api.md#pinning-a-prefix",
     "grammar_dead_end": "structured-output.md#dead-ends",
 }
 

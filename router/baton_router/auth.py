@@ -49,7 +49,7 @@ class Tenants:
     ) -> None:
         """Without `keys` everybody may send requests. With a `secret` no two tenants share KV."""
         salts = {tenant.name: _salt(secret, tenant.name) for tenant in (*keys.values(), Tenant())}
-        self._open = not keys
+        self._open, self._salts, self._separate = not keys, salts, bool(secret)
         self._link_token = link_token
         self._tenants = {
             digest: replace(tenant, salt=salts[tenant.name]) for digest, tenant in keys.items()
@@ -82,6 +82,15 @@ class Tenants:
                 code="admin_key_required",
             )
         return tenant
+
+    def named(self, name: str) -> Tenant | None:
+        """The tenant of this name, as its keys give it; "" is the one of a router without keys.
+        None if there is no such tenant: if tenants share no KV, no name means none."""
+        if self._open:
+            return None if name else Tenant()
+        if name not in self._salts or (self._separate and not name):
+            return None
+        return Tenant(name, self._salts[name])
 
     def node_admin(self, authorization: str | None, peer: str | None) -> Tenant:
         """Check access to routes that change nodes: an admin key or the link token is needed. If

@@ -33,6 +33,9 @@ from baton_router.http.openapi import document
 from baton_router.http.plain_path import COMMANDS
 from baton_router.http.pool_routes import PoolRoutes
 from baton_router.http.prefix_cache import RESET_PATH, PrefixCacheRoutes
+from baton_router.http.prefixes import PREFIXES_PATH, PrefixRoutes
+from baton_router.nodes.pin_keeper import PinKeeper
+from baton_router.nodes.prefix_pins import PrefixPins
 from baton_router.openai.answers import ErrorAnswer
 from baton_router.requests.context import RequestContext, valid_client_id
 from baton_router.settings import RouterSettings
@@ -40,6 +43,7 @@ from baton_router.settings import RouterSettings
 GENERATION = {"/v1/chat/completions": "chat", "/v1/completions": "completions"}
 KEYED = ("/v1/", "/requests/")  # these paths need an API key, if keys are configured
 ADMINS = ("/pool", "/metrics")  # these need an admin's key
+NODE_ADMINS = (COMMANDS, f"{RESET_PATH}/", f"{PREFIXES_PATH}/")  # these change what nodes do
 CLIENT_LEFT = 499
 RETRY_AFTER_S = 1
 ROUTER_DIGITS = 8
@@ -59,6 +63,8 @@ class Api:
     tenants: Tenants
     generation: GenerationRoutes
     pool: PoolRoutes
+    pins: PrefixPins
+    keeper: PinKeeper
     clock: Callable[[], float]
 
     def new_id(self) -> str:
@@ -73,11 +79,12 @@ def build_app(api: Api) -> web.Application:
     app.on_response_prepare.append(_header_signal(cors))
     bodies, answer_s = api.generation.intake.bodies, api.settings.tunables.drain_answer_s
     drains = DrainRoutes(api.pool.fleet, bodies, api.clock, answer_s)
+    prefixes = PrefixRoutes(api.pins, api.keeper, api.generation, lambda: api.tenants)
     openapi = web.get("/openapi.json", _openapi)
     app.add_routes(
         [
             *(*api.generation.routes(), *api.pool.routes(), *drains.routes()),
-            *(*PrefixCacheRoutes(api.pool.fleet).routes(), openapi),
+            *(*PrefixCacheRoutes(api.pool.fleet).routes(), *prefixes.routes(), openapi),
         ],
     )
     return app
@@ -146,7 +153,7 @@ async def _answer(
             request[CONTEXT].tenant = api.tenants.tenant_of(authorization)
         elif request.path in ADMINS:
             request[CONTEXT].tenant = api.tenants.admin(authorization)
-        elif request.path.startswith(COMMANDS) or request.path == RESET_PATH:
+        elif f"{request.path}/".startswith(NODE_ADMINS):
             request[CONTEXT].tenant = api.tenants.node_admin(authorization, request.remote)
         if request.match_info.http_exception is None:
             check_type(request)

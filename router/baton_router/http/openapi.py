@@ -33,6 +33,7 @@ from baton_router.http.drain import DrainFields, NodeDrain
 from baton_router.http.media_types import EVENTS_TYPE, JSON_TYPE, TEXT_TYPE
 from baton_router.http.pool_records import Pool
 from baton_router.http.prefix_cache import RESET_PATH, CacheReset
+from baton_router.http.prefixes import PREFIXES_PATH, Prefix, PrefixFields, PrefixList
 from baton_router.http.readiness import Health, Readiness
 from baton_router.observability.explanation import Explanation
 from baton_router.openai.answers import (
@@ -57,6 +58,7 @@ BODIES: Mapping[str, type[FieldTable]] = {
     "ChatRequest": ChatFields,
     "CompletionRequest": CompletionFields,
     "DrainRequest": DrainFields,
+    "PrefixRequest": PrefixFields,
 }
 
 # Groups of operations for generated clients and pages.
@@ -70,7 +72,8 @@ TAGS: Mapping[Tag, str] = {
 }
 PARAMETERS: Mapping[str, str] = {
     "model": "The model's name, as `/v1/models` lists it.",
-    "id": "The request's id, from the `x-baton-request-id` header of the answer.",
+    "id": "The id of a request, from the `x-baton-request-id` header of its answer; or of a prefix,"
+    " as `/prefixes` lists it.",
     "node": "The node's id, as `/pool` lists it.",
 }
 INFO: Json = {
@@ -321,6 +324,36 @@ OPERATIONS = (
         answers={200: CacheReset},
         errors=(*_KEYED, Forbidden, InvalidRequest),
         query={"reset_running_requests": NO_EFFECT, "reset_external": NOT_SERVED},
+    ),
+    OpenAPIOperation(
+        method="POST",
+        path=PREFIXES_PATH,
+        tag="operations",
+        summary="Pin a prefix",
+        description="All nodes keep the KV of a prompt in their caches for some time. Beside the"
+        " fields of the schema, the body has those of a ChatRequest or of a CompletionRequest, of"
+        " which the prompt counts. The router answers once a node has begun to load it.",
+        answers={200: Prefix},
+        errors=_ADMIN,
+        body="PrefixRequest",
+    ),
+    OpenAPIOperation(
+        method="GET",
+        path=PREFIXES_PATH,
+        tag="operations",
+        summary="List the pinned prefixes",
+        description="Lists the pinned prefixes, and which nodes have them.",
+        answers={200: PrefixList},
+        errors=_KEYED,
+    ),
+    OpenAPIOperation(
+        method="DELETE",
+        path=f"{PREFIXES_PATH}/{{id}}",
+        tag="operations",
+        summary="Unpin a prefix",
+        description="Nodes may evict the prefix from now on. Answers with what it was.",
+        answers={200: Prefix},
+        errors=(*_KEYED, NotFound),
     ),
     OpenAPIOperation(
         method="GET",

@@ -9,6 +9,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from baton_protocol.ids import RequestId
+from baton_protocol.link import PinReport
 from baton_protocol.store import Kind, NodeReport, kind_of
 
 # A booking this many seconds older than a load report is certainly counted in it.
@@ -48,6 +49,7 @@ class NodeView:
     moved_at: float = 0.0
     loaded_at: float = 0.0
     chunks: int = 0
+    pins: tuple[PinReport, ...] = ()
     events: int = 0
     others_tokens: int = 0
     others_sequences: int = 0

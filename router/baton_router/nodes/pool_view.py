@@ -131,6 +131,7 @@ class PoolView:
             replaced_by=frame.replaced_by,
             asleep=frame.asleep,
         )
+        view.pins = frame.pins
         view.loaded_at = self._clock()
         self._reported(view)
         if frame.state != state:

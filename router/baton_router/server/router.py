@@ -22,6 +22,7 @@ import aiohttp
 
 from baton_kvstore.errors import StoreError
 from baton_kvstore.index.markers import Index
+from baton_kvstore.index.pins import Pins
 from baton_kvstore.index.rate_limits import Budgets as SharedBudgets
 from baton_kvstore.index.registry import Registry
 from baton_protocol.errors import Unavailable
@@ -51,7 +52,9 @@ from baton_router.nodes.link import NodeLink
 from baton_router.nodes.link_table import LinkTable
 from baton_router.nodes.marker_lookup import MarkerLookup
 from baton_router.nodes.model_store import ModelStore
+from baton_router.nodes.pin_keeper import PinKeeper
 from baton_router.nodes.pool_view import PoolView
+from baton_router.nodes.prefix_pins import PrefixPins
 from baton_router.observability.explanation import ExplanationHistory
 from baton_router.observability.tracing import Tracing
 from baton_router.placement.policy import PlacementPolicy
@@ -109,6 +112,7 @@ class Router:
         self._open_pool()
         self._make_api(tenants, limits)
         work = [self._discovery.keep_links(), self.fleet.watch_engines(), reload.watch_files()]
+        work.append(self.api.keeper.keep_pinned())
         if self._registry is not None:
             self._reporting = LoadReporter(
                 self._registry,
@@ -214,12 +218,15 @@ class Router:
             generation=generation,
             observers=observers,
         )
+        pins = PrefixPins(self.fleet, self._salt_of, clock=clock)
         self.api = Api(
             name=name,
             settings=settings,
             tenants=tenants,
             generation=generation,
             pool=pool,
+            pins=pins,
+            keeper=PinKeeper(pins, self._pins),
             clock=clock,
         )
 
@@ -240,6 +247,13 @@ class Router:
         while self.api.generation.answering and not hurry.is_set() and self._clock() < deadline:
             await asyncio.sleep(POLL_S)
 
+    def _salt_of(self, tenant: str) -> str | None:
+        """The salt of a tenant's blocks; "" is what all share. None for an unknown tenant."""
+        if not tenant:
+            return ""
+        known = self.api.tenants.named(tenant)
+        return None if known is None else known.salt
+
     def _read_tenants(self) -> None:
         """Read keys and limits again. Raise StartError without a change if a file is unusable."""
         self.api.tenants, limits = _tenants(self.settings)
@@ -251,11 +265,13 @@ class Router:
         self._index: Index | None = None
         self._registry: Registry | None = None
         self._budgets: SharedBudgets | None = None
+        self._pins: Pins | None = None
         if not self.settings.index_url:
             return
         try:
             self._index = Index(self.settings.index_url, self.settings.pool)
             self._registry = Registry(self.settings.index_url, self.settings.pool)
+            self._pins = Pins(self.settings.index_url, self.settings.pool)
             self._budgets = SharedBudgets(
                 self.settings.index_url,
                 self.settings.pool,
@@ -327,7 +343,7 @@ class Router:
         await self._session.close()
         await self._markers.cancel_lookups()
         await self.admission.shut_down()
-        for part in (self._index, self._registry, self._budgets):
+        for part in (self._index, self._registry, self._budgets, self._pins):
             if part is not None:
                 await part.close()
 

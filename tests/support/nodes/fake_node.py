@@ -32,6 +32,9 @@ from baton_protocol.link import (
     JobFailed,
     Load,
     NoFirstTokens,
+    PinPrefix,
+    PinReport,
+    PinState,
     PrefillDone,
     PrefillJob,
     RequestStats,
@@ -41,6 +44,7 @@ from baton_protocol.link import (
     RunJob,
     ToNode,
     ToRouter,
+    UnpinPrefix,
     to_node_codec,
     to_router_codec,
 )
@@ -129,6 +133,9 @@ class FakeNode:
         self.refused = 0
         self.pongs = True
         self.obeys = True
+        self.pins: dict[str, PinReport] = {}
+        # State and reason that it reports of a prefix that it is to pin; None: nothing.
+        self.pins_as: tuple[PinState, str] | None = ("pinned", "")
         self._sockets: dict[web.WebSocketResponse, asyncio.Transport | None] = {}
         self._awake = asyncio.Event()
         self._awake.set()
@@ -242,6 +249,7 @@ class FakeNode:
                 reason=report.reason if state != "ready" else "",
                 leaving=leaving,
                 replaced_by=report.replaced_by if state != "ready" else "",
+                pins=tuple(self.pins.values()),
             )
         )
 
@@ -287,6 +295,13 @@ class FakeNode:
             await self.say(self._listing())
         elif isinstance(frame, ResetPrefixCache):
             pass
+        elif isinstance(frame, PinPrefix):
+            if self.pins_as is not None:
+                self.pins[frame.id] = PinReport(frame.id, frame.until, *self.pins_as)
+                await self.say_load()
+        elif isinstance(frame, UnpinPrefix):
+            self.pins.pop(frame.id, None)
+            await self.say_load()
         elif isinstance(frame, RunJob):
             if frame.await_first:
                 self._firsts[frame.request.id] = asyncio.get_running_loop().create_future()

@@ -15,12 +15,13 @@ from hypothesis import strategies as st
 from baton_protocol.errors import InvalidRequest
 from baton_router.http.drain import parse_drain
 from baton_router.http.openapi import BODIES
+from baton_router.http.prefixes import PrefixFields
 from baton_router.openai.chat import ChatCall
 from baton_router.openai.completions import CompletionCall
 from baton_router.openai.fields.chat import BEST_OF_REPEATS, BOTH_ENDS, DOCUMENTS_TWICE
 from baton_router.openai.fields.completions import BEST_OF_AGREES
 from baton_router.openai.fields.generation import BEAMS_ALONE
-from baton_router.openai.fields.table import schema_of
+from baton_router.openai.fields.table import read_fields, schema_of
 from baton_router.openai.sampling import check_alone
 from baton_router.openai.structured_output import NAMES, ONE_AT_MOST
 from baton_router.openai.tools import MAX_NAME, TOOLS_AGREE
@@ -33,6 +34,7 @@ REQUIRED_FIELDS: dict[str, Json] = {
     "ChatRequest": {"messages": [USER]},
     "CompletionRequest": {"prompt": "x"},
     "DrainRequest": {},
+    "PrefixRequest": {"ttl_s": 60},
 }
 TOOLS = {"tools": [{"type": "function", "function": {"name": "x" * MAX_NAME}}]}
 # Fields that another field requires for its whole range of values.
@@ -79,6 +81,7 @@ READERS: dict[str, Callable[[Json], object]] = {
     "ChatRequest": read_generation(ChatCall.from_body),
     "CompletionRequest": read_generation(CompletionCall.from_body),
     "DrainRequest": lambda body: parse_drain(msgspec.json.encode(body)),
+    "PrefixRequest": lambda body: read_fields(PrefixFields, body),
 }
 
 
