@@ -88,8 +88,8 @@ SECURITY: Json = {
     "key": {
         "type": "http",
         "scheme": "bearer",
-        "description": "A tenant's API key. `/pool`, `/metrics` and `/nodes` need an admin "
-        "key; `/nodes` also accepts the pool's link token.",
+        "description": "A tenant's API key. `/pool`, `/metrics`, `/nodes` and `/prefixes` need an "
+        "admin key; the last two also accept the pool's link token.",
     }
 }
 
