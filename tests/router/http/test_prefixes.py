@@ -212,7 +212,7 @@ async def test_a_prefix_is_that_of_the_named_tenant_or_of_the_caller(
         assert frame.salt == (tenant_salt(b"s" * 32, salted) if salted else "")
 
 
-async def test_there_are_at_most_so_many_prefixes(decode: FakeNode) -> None:
+async def test_a_pool_has_at_most_64_prefixes(decode: FakeNode) -> None:
     async with pools.running(decode) as client:
         for number in range(MAX_PINS):
             body = BODY | {"prompt": f"{number:3}{TEXT}"}

@@ -26,6 +26,7 @@ from baton_protocol.link import (
     FirstTokens,
     JobFailed,
     NoFirstTokens,
+    PinPrefix,
     PrefillDone,
     PrefillJob,
     RequestStats,
@@ -34,6 +35,7 @@ from baton_protocol.link import (
     Resync,
     RunJob,
     ToNode,
+    UnpinPrefix,
 )
 from baton_protocol.request import Request
 from baton_protocol.sampling import SamplingParams
@@ -54,6 +56,7 @@ from tests.support.pools.placements import BASIS, placement_on
 
 T = TypeVar("T")
 RID = RequestId("r")
+PoolFrame = DrainNode | ResumeNode | Resync | ResetPrefixCache | PinPrefix | UnpinPrefix
 NodeMessage = Delta | PrefillDone | JobFailed
 DECODES = [NodeId(f"decode-{n}") for n in range(3)]
 PREFILLS = [NodeId(f"prefill-{n}") for n in range(2)]
@@ -127,7 +130,7 @@ class ModelNode:
                 [len(ids) for ids in frame.request.outputs],
                 set(range(len(self.lengths))) - set(ended),
             )
-        elif isinstance(frame, DrainNode | ResumeNode | Resync | ResetPrefixCache):
+        elif isinstance(frame, PoolFrame):
             raise AssertionError("a request's record does not send such frames")
         elif self.job is not None and self.job.attempt == frame.attempt:
             if isinstance(frame, Abort):

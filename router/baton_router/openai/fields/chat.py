@@ -77,9 +77,7 @@ class ChatFields(GenerationFields, route="/v1/chat/completions"):
 
     @rule(
         "top_logprobs",
-        schemas=[
-            needs("top_logprobs", {"type": "integer", "not": {"const": 0}}, "logprobs", TRUE)
-        ],
+        schemas=[needs("top_logprobs", {"type": "integer", "not": {"const": 0}}, "logprobs", TRUE)],
     )
     def check_top_logprobs(self) -> None:
         if self.top_logprobs and not self.logprobs:
