@@ -40,7 +40,6 @@ from baton_router.openai.json_body import decode_object
 from baton_router.requests.tokenize import prepare
 
 PREFIXES_PATH = "/prefixes"
-REFUSED = "prefix_refused"
 MAX_NAME = 64
 POLL_S = 0.02
 ANSWER_S = 5.0  # a node reports within a step that it begins
@@ -112,10 +111,7 @@ class PrefixRoutes:
         del given
         known = self._pins.find(record.id)
         if known is None and len(self._pins.pinned()) >= MAX_PINS:
-            raise InvalidRequest(
-                f"{MAX_PINS} prefixes are pinned, and there may be no more; delete one",
-                code=REFUSED,
-            )
+            raise _refused(f"{MAX_PINS} prefixes are pinned, and there may be no more; delete one")
         self._pins.learn(record)
         await self._keeper.save(record)
         await self._begun(record)
@@ -200,7 +196,7 @@ class PrefixRoutes:
                 await self._keeper.save(self._pins.remove(record))
                 if not refusals:
                     raise Unavailable("no node is ready that can pin a prefix")
-                raise InvalidRequest(f"no node pins it: {refusals[-1]}", code=REFUSED)
+                raise _refused(f"no node pins it: {refusals[-1]}")
             await asyncio.sleep(POLL_S)
 
     def _shown(self, record: PinnedPrefix) -> Prefix:
@@ -237,6 +233,10 @@ def _call_of(given: Json) -> Call:
 def _id_of(model: str, tenant: str, ids: tuple[int, ...]) -> str:
     """The same prefix of the same tenant has one id, so that it can be renewed."""
     return hashlib.sha256(msgspec.msgpack.encode((model, tenant, ids))).hexdigest()[:16]
+
+
+def _refused(message: str) -> InvalidRequest:
+    return InvalidRequest(message, code="prefix_refused")
 
 
 def _answer(body: Any) -> web.Response:
