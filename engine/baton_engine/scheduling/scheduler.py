@@ -350,7 +350,7 @@ class Scheduler:
         new = blocks_for(sequence.known, size) - len(held) // self._groups
         spare = 0 if held else self.spare
         taken = self._pool.take(new, hashes, spare=spare)
-        if taken is None:
+        if taken is None and self.pins.names:
             self.pins.make_room(blocks_for(sequence.known, size), self._findable(sequence))
             taken = self._pool.take(new, hashes, spare=spare)
         if taken is None:

@@ -15,10 +15,10 @@ from collections.abc import Callable, Iterable
 import msgspec
 
 from baton_protocol.ids import NodeId
-from baton_protocol.link import PINS_SINCE, PinPrefix, PinReport, UnpinPrefix
+from baton_protocol.link import PINS_SINCE, PinPrefix, PinReport, ToNode, UnpinPrefix
 from baton_protocol.store import PinnedPrefix
-from baton_router.nodes.fleet import Fleet
 from baton_router.nodes.node_view import NodeView
+from baton_router.nodes.pool_view import PoolView
 
 RESEND_S = 5.0
 
@@ -29,12 +29,14 @@ class PrefixPins:
 
     def __init__(
         self,
-        fleet: Fleet,
+        view: PoolView,
+        send_frame: Callable[[NodeId, ToNode], None],
         salt_of: Callable[[str], str | None],
         now: Callable[[], float] = time.time,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        self._fleet = fleet
+        self._view = view
+        self._send_frame = send_frame
         self._salt_of = salt_of
         self.now = now
         self._clock = clock
@@ -81,7 +83,7 @@ class PrefixPins:
         self._sent = {key: at for key, at in self._sent.items() if at + RESEND_S > now}
         for record in list(self.records):
             if record.removed:
-                for view in self._fleet.view.nodes.values():
+                for view in self._view.nodes.values():
                     if view.connected and any(pin.id == record.id for pin in view.pins):
                         self._send(view, record, UnpinPrefix(record.id))
             elif (salt := self._salt_of(record.tenant)) is not None:
@@ -109,7 +111,7 @@ class PrefixPins:
         """The nodes that are to keep a prefix: whose token ids mean the same."""
         return [
             view
-            for view in self._fleet.view.nodes.values()
+            for view in self._view.nodes.values()
             if view.ready
             and view.report.protocol >= PINS_SINCE
             and view.kind.tokenizer == record.tokenizer
@@ -119,7 +121,7 @@ class PrefixPins:
         key = self._key(view, record)
         if key not in self._sent:
             self._sent[key] = self._clock()
-            self._fleet.send_frame(view.report.node, frame)
+            self._send_frame(view.report.node, frame)
 
     @staticmethod
     def _key(view: NodeView, record: PinnedPrefix) -> tuple[NodeId, str, str, int]:

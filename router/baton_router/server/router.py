@@ -218,7 +218,7 @@ class Router:
             generation=generation,
             observers=observers,
         )
-        pins = PrefixPins(self.fleet, self._salt_of, clock=clock)
+        pins = PrefixPins(self.view, self.fleet.send_frame, self._salt_of, clock=clock)
         self.api = Api(
             name=name,
             settings=settings,

@@ -69,7 +69,7 @@ async def test_all_nodes_pin_a_prefix_one_before_the_others(
         assert again["id"] == prefix["id"]
 
 
-async def test_a_new_engine_or_one_that_forgot_the_prefix_gets_it_again(decode: FakeNode) -> None:
+async def test_a_new_engine_gets_the_prefix_again(decode: FakeNode) -> None:
     async with pools.running(decode) as client:
         assert (await client.post(PREFIXES_PATH, BODY))[0] == 200
         decode.pins.clear()
