@@ -37,7 +37,8 @@ class NodeView:
     no step for too long. `moved_at`: when it last made one or had none to make. `booked` holds this
     router's requests, `booked_*` their sums, `others_*` the rest of its last report. `events` is
     the number of its last cache event frame, `slot` its bit in the chunk index, `row` its row in
-    the arrays. `readiness_changed` is called when `usable` changes.
+    the arrays. `pins` are the pinned prefixes of its last load. `readiness_changed` is called when
+    `usable` changes.
     """
 
     report: NodeReport

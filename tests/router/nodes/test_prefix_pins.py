@@ -1,4 +1,4 @@
-"""Which node is told of a pinned prefix, and when: the router's table, without links."""
+"""Which node receives a pinned prefix, and when: the router's table, without links."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ class Pool:
         self.view.load(NodeId(name), Load(Epoch("epoch-1"), "ready", Speeds(), load, pins=pins))
 
     def told(self) -> list[str]:
-        """The nodes that are told of the prefix now."""
+        """The nodes that receive the prefix now."""
         self.sent.clear()
         self.pins.send_missing()
         return [name for name, frame in self.sent if isinstance(frame, PinPrefix)]
@@ -101,7 +101,7 @@ def test_if_a_node_does_not_keep_a_prefix_the_next_one_gets_it(state: PinState) 
     assert pool.told() == ["decode-0"]
 
 
-def test_a_node_that_does_not_answer_or_forgets_is_told_again_after_a_while() -> None:
+def test_a_node_that_does_not_answer_or_forgets_receives_the_prefix_again_after_a_while() -> None:
     pool = Pool()
     pool.node("decode-0")
     pool.pins.learn(RECORD)
@@ -115,7 +115,7 @@ def test_a_node_that_does_not_answer_or_forgets_is_told_again_after_a_while() ->
     assert pool.told() == ["decode-0"]
 
 
-def test_only_ready_nodes_whose_ids_mean_the_same_and_that_know_the_frame_are_told() -> None:
+def test_only_ready_nodes_whose_ids_mean_the_same_and_that_know_the_frame_receive_it() -> None:
     pool = Pool()
     pool.node("old", protocol=PINS_SINCE - 1)
     pool.node("other-tokenizer", tokenizer="u")
@@ -167,7 +167,7 @@ def test_a_removed_prefix_is_unpinned_on_each_node_that_still_reports_it() -> No
     assert removed.changed > RECORD.changed
     assert pool.sent == [(f"decode-{n}", UnpinPrefix(ID)) for n in range(2)]
     assert (pool.pins.pinned(), pool.pins.find(ID)) == ([], None)
-    pool.pins.learn(RECORD)  # another router has not heard of it yet
+    pool.pins.learn(RECORD)  # another router does not know of it yet
     assert pool.pins.pinned() == []
     for name in ("decode-0", "decode-1"):
         pool.says(name)
