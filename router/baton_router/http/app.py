@@ -33,12 +33,14 @@ from baton_router.http.openapi import document
 from baton_router.http.plain_path import COMMANDS
 from baton_router.http.pool_routes import PoolRoutes
 from baton_router.http.prefix_cache import RESET_PATH, PrefixCacheRoutes
+from baton_router.http.token_routes import DETOKENIZE, TOKENIZE, TOKENIZER_INFO, TokenRoutes
 from baton_router.openai.answers import ErrorAnswer
 from baton_router.requests.context import RequestContext, valid_client_id
 from baton_router.settings import RouterSettings
 
 GENERATION = {"/v1/chat/completions": "chat", "/v1/completions": "completions"}
-KEYED = ("/v1/", "/requests/")  # these paths need an API key, if keys are configured
+# What begins so needs an API key, if keys are configured.
+KEYED = ("/v1/", "/requests/", TOKENIZE, DETOKENIZE, TOKENIZER_INFO)
 ADMINS = ("/pool", "/metrics")  # these need an admin's key
 CLIENT_LEFT = 499
 RETRY_AFTER_S = 1
@@ -73,11 +75,18 @@ def build_app(api: Api) -> web.Application:
     app.on_response_prepare.append(_header_signal(cors))
     bodies, answer_s = api.generation.intake.bodies, api.settings.tunables.drain_answer_s
     drains = DrainRoutes(api.pool.fleet, bodies, api.clock, answer_s)
+    tokens = TokenRoutes(
+        settings=api.settings,
+        offers=api.generation.fleet.offers,
+        bodies=bodies,
+        rng=api.generation.rng,
+        clock=api.clock,
+    )
     openapi = web.get("/openapi.json", _openapi)
     app.add_routes(
         [
             *(*api.generation.routes(), *api.pool.routes(), *drains.routes()),
-            *(*PrefixCacheRoutes(api.pool.fleet).routes(), openapi),
+            *(*tokens.routes(), *PrefixCacheRoutes(api.pool.fleet).routes(), openapi),
         ],
     )
     return app
