@@ -194,6 +194,10 @@ class Tokenizer:
         """The bytes of a token in mid-text, possibly part of a character; a special one as text."""
         return self.piece(token_id) or b""
 
+    def token_name(self, token_id: int) -> str:
+        """The token as the vocabulary spells it, such as `Ġthe`; empty for an unknown id."""
+        return str(self._backend.id_to_token(token_id) or "")
+
     def token_text(self, token_id: int) -> str:
         """`token_bytes` as text; part of a character shows as U+FFFD."""
         return self.token_bytes(token_id).decode("utf-8", "replace")

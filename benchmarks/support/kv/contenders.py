@@ -32,7 +32,7 @@ from baton_protocol.ids import BlockHash, Epoch, Fingerprint
 from baton_protocol.layout import KVLayout
 from baton_protocol.store import Marker
 
-MIB = 1 << 20
+KIB = 1 << 10
 PATIENCE_S = 120.0
 LIFETIME_MS = 3_600_000
 Act = Literal["put", "get"]
@@ -48,16 +48,21 @@ class Side(Protocol):
     def close(self) -> None: ...
 
 
-def layout_of(mib: int) -> KVLayout:
-    """A layout whose chunk is `mib` MiB: 16 tokens x 32 layers x 8 heads x 64 in bfloat16 is 1."""
-    return KVLayout(
-        num_layers=32,
+def layout_of(kib: int) -> KVLayout:
+    """A layout whose chunk has this size, in blocks of 1 MiB if it is larger: 16 tokens x 32 layers
+    x 8 heads x 64 in bfloat16. A smaller one is a block with fewer layers, 32 KiB each."""
+    blocks = max(1, kib // 1024)
+    layout = KVLayout(
+        num_layers=32 * kib // 1024 // blocks,
         num_kv_heads=8,
         head_dim=64,
         block_size=16,
         dtype="bfloat16",
-        chunk_blocks=mib,
+        chunk_blocks=blocks,
     )
+    if layout.chunk_bytes != kib * KIB:
+        raise SystemExit(f"{kib} KiB are no multiple of 32 KiB, or of 1 MiB if more than that")
+    return layout
 
 
 def blocks_of(layout: KVLayout) -> list[memoryview]:
@@ -96,14 +101,14 @@ class Plane:
         self,
         name: str,
         urls: Sequence[str],
-        mib: int,
+        kib: int,
         names: Sequence[BlockHash],
         threads: int,
         *,
         staged: bool = False,
     ) -> None:
         self.name = name
-        layout = layout_of(mib)
+        layout = layout_of(kib)
         self._names = names
         self._tokens = layout.chunk_tokens
         self._staged = staged
@@ -114,6 +119,7 @@ class Plane:
             layout,
             Fingerprint("b" * 32),
             Epoch("bench"),
+            settings="apply",
             tuning=Tuning(threads_per_instance=threads),
         )
         self._plane.start()
@@ -194,11 +200,11 @@ class Bare:
     """Sockets, and the bytes of the protocol."""
 
     def __init__(
-        self, name: str, url: str, mib: int, names: Sequence[BlockHash], threads: int
+        self, name: str, url: str, kib: int, names: Sequence[BlockHash], threads: int
     ) -> None:
         self.name = name
         self._lanes = Lanes(names, b"bare:", threads)
-        self._value = memoryview(os.urandom(mib * MIB))
+        self._value = memoryview(os.urandom(kib * KIB))
         self._head = b"$%d\r\n" % len(self._value)
         room = len(self._head) + len(self._value) + 2
         self._buffers = [memoryview(bytearray(room)) for _ in range(threads)]
@@ -241,12 +247,12 @@ class RedisPy:
     """The client library that everybody has."""
 
     def __init__(
-        self, name: str, url: str, mib: int, names: Sequence[BlockHash], threads: int
+        self, name: str, url: str, kib: int, names: Sequence[BlockHash], threads: int
     ) -> None:
         self.name = name
         self._lanes = Lanes(names, b"redis-py:", threads)
-        self._value = os.urandom(mib * MIB)
-        self._targets = [memoryview(bytearray(mib * MIB)) for _ in range(threads)]
+        self._value = os.urandom(kib * KIB)
+        self._targets = [memoryview(bytearray(kib * KIB)) for _ in range(threads)]
         self._clients = [redis.Redis.from_url(url, protocol=2) for _ in range(threads)]
 
     def seconds(self, act: Act) -> float:

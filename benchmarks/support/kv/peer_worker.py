@@ -2,7 +2,7 @@
 
     .venv-peers/bin/python benchmarks/support/kv/peer_worker.py PORT
 
-In, a line of JSON each: {"peer", "act", "mib", "values"}. Out: {"seconds"} of that pass; first of
+In, a line of JSON each: {"peer", "act", "kib", "values"}. Out: {"seconds"} of that pass; first of
 all {"peers": {name: version}}. Imports nothing of ours. Each pass is timed here, so the pipe costs
 nothing. One connection each, one value after the other, received over the last.
 """
@@ -63,9 +63,9 @@ class RedisPy:
 
 
 def run(peer: LMCache | RedisPy, name: str, order: dict[str, Any]) -> float:
-    buffer = memoryview(bytearray(os.urandom(order["mib"] << 20)))
+    buffer = memoryview(bytearray(os.urandom(order["kib"] << 10)))
     act = peer.put if order["act"] == "put" else peer.get
-    keys = [f"{name}:{order['mib']}:{number}" for number in range(order["values"])]
+    keys = [f"{name}:{order['kib']}:{number}" for number in range(order["values"])]
     began = time.perf_counter()
     for key in keys:
         act(key, buffer)

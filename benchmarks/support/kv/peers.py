@@ -61,10 +61,10 @@ class Worker:
 class Peer:
     """One of them, values of one size."""
 
-    def __init__(self, worker: Worker, key: str, mib: int, values: int) -> None:
+    def __init__(self, worker: Worker, key: str, kib: int, values: int) -> None:
         self.name = worker.peers[key]
         self._worker = worker
-        self._order = {"peer": key, "mib": mib, "values": values}
+        self._order = {"peer": key, "kib": kib, "values": values}
 
     def seconds(self, act: Act) -> float:
         return self._worker.ask({**self._order, "act": act})

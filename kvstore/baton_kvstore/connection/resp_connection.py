@@ -21,6 +21,7 @@ from dataclasses import dataclass
 
 from baton_kvstore.connection.endpoint import Endpoint
 from baton_kvstore.connection.info import parse_info
+from baton_kvstore.connection.large_sends import SendTurns, bound_send_buffer
 from baton_kvstore.connection.memory_pieces import drop_leading, leading
 from baton_kvstore.connection.resp import Reply, ReplyReader, pack
 from baton_kvstore.errors import (
@@ -61,6 +62,7 @@ def _timeval(seconds: float) -> bytes:
 
 class RespConnection:
     """One blocking connection. It belongs to one thread; only abort() may be called from others.
+    Connections to the same server share its `turns`.
 
     Operations take an absolute deadline by time.monotonic() and raise StoreUnavailable errors.
     After LinkBroken, LinkTimeout or ProtocolBroken the connection is closed, since its state is
@@ -68,8 +70,15 @@ class RespConnection:
     closed.
     """
 
-    def __init__(self, endpoint: Endpoint, connect_timeout_s: float = 1.0) -> None:
+    def __init__(
+        self,
+        endpoint: Endpoint,
+        connect_timeout_s: float = 1.0,
+        turns: SendTurns | None = None,
+    ) -> None:
         self._endpoint = endpoint
+        # A unix socket holds so little that there is nothing to wait for.
+        self._turns = turns if turns and endpoint.kind != "unix" else SendTurns()
         self._tls = endpoint.tls_context()
         self._connect_timeout_s = connect_timeout_s
         self._socket: socket.socket | None = None
@@ -115,7 +124,8 @@ class RespConnection:
         ttl = b"%d" % ttl_ms
         tail = b"\r\n$2\r\nPX\r\n$%d\r\n%b\r\n" % (len(ttl), ttl)
         with self._errors():
-            self._send(deadline, memoryview(head), *value, memoryview(tail))
+            with self._turns.turn(size, self._ready(deadline)[1]):
+                self._send(deadline, memoryview(head), *value, memoryview(tail))
             reply = self._read_reply(deadline)
             if reply != b"OK":
                 raise ProtocolBroken(f"{self._endpoint.label} answered SET with {reply!r:.60}")
@@ -176,7 +186,7 @@ class RespConnection:
             self._socket = raw
             raw.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
             raw.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
-        # Socket buffers stay at the kernel's default: 1-4 MiB made puts 12 % slower (unix).
+            bound_send_buffer(raw)  # a unix socket's is small: 1-4 MiB made puts 12 % slower
         if self._tls is not None:
             raw.settimeout(max(0.001, deadline - time.monotonic()))
             self._socket = self._tls.wrap_socket(raw, server_hostname=endpoint.host)

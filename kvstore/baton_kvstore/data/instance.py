@@ -7,6 +7,7 @@ import threading
 import time
 
 from baton_kvstore.connection.endpoint import Endpoint
+from baton_kvstore.connection.large_sends import SendTurns
 from baton_kvstore.connection.resp_connection import RespConnection
 from baton_kvstore.data.priority_queues import PriorityQueues
 from baton_kvstore.data.rate_meter import RateMeter
@@ -43,7 +44,10 @@ class Instance:
         tuning = shared.tuning
         self._puts, self._gets = RateMeter(total=shared.puts), RateMeter(total=shared.gets)
         self._lanes = PriorityQueues(threads, tuning.queue_limit_s)
-        self._links = [RespConnection(endpoint, tuning.connect_timeout_s) for _ in range(threads)]
+        turns = SendTurns()
+        self._links = [
+            RespConnection(endpoint, tuning.connect_timeout_s, turns) for _ in range(threads)
+        ]
         self._check = ServerCheck(number, self._links, shared, self._lanes.wake)
         self._threads = [
             threading.Thread(

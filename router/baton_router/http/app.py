@@ -34,6 +34,7 @@ from baton_router.http.plain_path import COMMANDS
 from baton_router.http.pool_routes import PoolRoutes
 from baton_router.http.prefix_cache import RESET_PATH, PrefixCacheRoutes
 from baton_router.http.prefixes import PREFIXES_PATH, PrefixRoutes
+from baton_router.http.token_routes import DETOKENIZE, TOKENIZE, TOKENIZER_INFO, TokenRoutes
 from baton_router.nodes.pin_keeper import PinKeeper
 from baton_router.nodes.prefix_pins import PrefixPins
 from baton_router.openai.answers import ErrorAnswer
@@ -41,7 +42,8 @@ from baton_router.requests.context import RequestContext, valid_client_id
 from baton_router.settings import RouterSettings
 
 GENERATION = {"/v1/chat/completions": "chat", "/v1/completions": "completions"}
-KEYED = ("/v1/", "/requests/")  # these paths need an API key, if keys are configured
+# What begins so needs an API key, if keys are configured.
+KEYED = ("/v1/", "/requests/", TOKENIZE, DETOKENIZE, TOKENIZER_INFO)
 ADMINS = ("/pool", "/metrics")  # these need an admin's key
 NODE_ADMINS = (COMMANDS, f"{RESET_PATH}/", f"{PREFIXES_PATH}/")  # these change what nodes do
 CLIENT_LEFT = 499
@@ -80,11 +82,19 @@ def build_app(api: Api) -> web.Application:
     bodies, answer_s = api.generation.intake.bodies, api.settings.tunables.drain_answer_s
     drains = DrainRoutes(api.pool.fleet, bodies, api.clock, answer_s)
     prefixes = PrefixRoutes(api.pins, api.keeper, api.generation, lambda: api.tenants)
+    tokens = TokenRoutes(
+        settings=api.settings,
+        offers=api.generation.fleet.offers,
+        bodies=bodies,
+        rng=api.generation.rng,
+        clock=api.clock,
+    )
     openapi = web.get("/openapi.json", _openapi)
     app.add_routes(
         [
             *(*api.generation.routes(), *api.pool.routes(), *drains.routes()),
-            *(*PrefixCacheRoutes(api.pool.fleet).routes(), *prefixes.routes(), openapi),
+            *(*PrefixCacheRoutes(api.pool.fleet).routes(), *prefixes.routes()),
+            *(*tokens.routes(), openapi),
         ],
     )
     return app

@@ -3,7 +3,7 @@
     python -m baton_router.http.field_docs docs/api.md      writes the table into that page
 
 In: a table of fields for each body. Out: Markdown, with a row for each field; a field that bodies
-share has one row. First come the fields of a single body, then those of several.
+share has one row. First come the fields of one dialect of generation, then those of both.
 """
 
 from __future__ import annotations
@@ -20,6 +20,7 @@ from baton_router.openai.fields.chat import ChatFields
 from baton_router.openai.fields.completions import CompletionFields
 from baton_router.openai.fields.kinds import INT64
 from baton_router.openai.fields.table import EMPTY, Field, FieldTable
+from baton_router.openai.fields.tokens import DetokenizeFields, TokenizeFields
 
 Json = Mapping[str, Any]
 BEGIN, END = "<!-- request fields: begin -->", "<!-- request fields: end -->"
@@ -28,9 +29,14 @@ COMMAND = "python -m baton_router.http.field_docs docs/api.md"
 TABLES: Mapping[str, type[FieldTable]] = {
     "chat": ChatFields,
     "completions": CompletionFields,
+    "tokenize": TokenizeFields,
+    "detokenize": DetokenizeFields,
     "drain": DrainFields,
 }
+GENERATION = {"chat", "completions"}
 SHARED = "both"
+# The order of the rows, by the first word of the column API.
+ORDER = ("chat", "completions", SHARED, "tokenize", "detokenize", "drain")
 _HEAD = (
     "| field | API | Baton | values, [default] | remark |",
     "|---|---|---|---|---|",
@@ -47,7 +53,7 @@ class DocumentedField:
 
     @property
     def where(self) -> str:
-        return SHARED if len(self.definitions) > 1 else next(iter(self.definitions))
+        return SHARED if self.definitions.keys() == GENERATION else ", ".join(self.definitions)
 
 
 def documented_fields() -> list[DocumentedField]:
@@ -57,8 +63,7 @@ def documented_fields() -> list[DocumentedField]:
         for path, field in _paths(table):
             definitions.setdefault((path, field.remark), {})[name] = field
     fields = [DocumentedField(path, bodies) for (path, _), bodies in definitions.items()]
-    order = ["chat", "completions", SHARED, "drain"]
-    return sorted(fields, key=lambda field: order.index(field.where))
+    return sorted(fields, key=lambda field: ORDER.index(field.where.partition(",")[0]))
 
 
 def field_table() -> str:

@@ -35,6 +35,16 @@ from baton_router.http.pool_records import Pool
 from baton_router.http.prefix_cache import RESET_PATH, CacheReset
 from baton_router.http.prefixes import PREFIXES_PATH, Prefix, PrefixFields, PrefixList
 from baton_router.http.readiness import Health, Readiness
+from baton_router.http.token_routes import (
+    CHAT_RENDER,
+    COMPLETIONS_RENDER,
+    DETOKENIZE,
+    TOKENIZE,
+    TOKENIZER_INFO,
+    Detokenized,
+    RenderedPrompt,
+    Tokenized,
+)
 from baton_router.observability.explanation import Explanation
 from baton_router.openai.answers import (
     ChatCompletion,
@@ -48,6 +58,7 @@ from baton_router.openai.answers import (
 from baton_router.openai.fields.chat import ChatFields
 from baton_router.openai.fields.completions import CompletionFields
 from baton_router.openai.fields.table import FieldTable, schema_of
+from baton_router.openai.fields.tokens import DetokenizeFields, TokenizeFields
 
 Json = dict[str, Any]
 OPENAPI = "3.1.0"
@@ -57,14 +68,17 @@ REF = "#/components/schemas/{name}"
 BODIES: Mapping[str, type[FieldTable]] = {
     "ChatRequest": ChatFields,
     "CompletionRequest": CompletionFields,
+    "TokenizeRequest": TokenizeFields,
+    "DetokenizeRequest": DetokenizeFields,
     "DrainRequest": DrainFields,
     "PrefixRequest": PrefixFields,
 }
 
 # Groups of operations for generated clients and pages.
-Tag = Literal["generation", "models", "requests", "health", "operations"]
+Tag = Literal["generation", "tokens", "models", "requests", "health", "operations"]
 TAGS: Mapping[Tag, str] = {
     "generation": "Answers to conversations and continuations of prompts.",
+    "tokens": "The tokens of texts and conversations, and the texts of tokens.",
     "models": "The models that the pool serves.",
     "requests": "How a request was served: its placement, the reason, and how long each part took.",
     "health": "Whether the router is alive, whether it can serve, and what it serves.",
@@ -101,6 +115,10 @@ NO_EFFECT: Json = {
     "description": "No effect: running requests do not hinder a reset.",
     "schema": {"type": "string", "enum": ["true", "false"], "default": "false"},
 }
+WHOSE_TOKENIZER: Json = {
+    "description": "The model's name, as `/v1/models` lists it.",
+    "schema": {"type": "string"},
+}
 NOT_SERVED: Json = {
     "description": "Whether to clear the KV store, which is not supported.",
     "schema": {"type": "string", "enum": ["false"], "default": "false"},
@@ -121,6 +139,7 @@ _GENERATION: Errors = (
     *(*_KEYED, NotFound, BodyTimeout, TooLarge),
     *(Saturated, Unavailable, DeadlineExceeded),
 )
+_TOKENS: Errors = (*_KEYED, NotFound, BodyTimeout, TooLarge, Saturated, Unavailable)
 _ADMIN: Errors = (*_KEYED, NotFound, BodyTimeout, TooLarge, Saturated, Unavailable)
 
 
@@ -128,9 +147,10 @@ _ADMIN: Errors = (*_KEYED, NotFound, BodyTimeout, TooLarge, Saturated, Unavailab
 class OpenAPIOperation:
     """One method of one route.
 
-    `answers` are the successful answers by status (and any other without the error's shape).
-    `event` is the record in a stream's events. `body` is a key of BODIES. The operation needs a key
-    if its errors include Unauthorized. `query` are its query parameters."""
+    `answers` are the successful answers by status (and any other without the error's shape); with
+    `listed`, a list of them. `event` is the record in a stream's events. `body` is a key of BODIES.
+    The operation needs a key if its errors include Unauthorized. `query` are its query
+    parameters."""
 
     method: str
     path: str
@@ -142,6 +162,7 @@ class OpenAPIOperation:
     body: str | None = None
     body_required: bool = True
     event: type | None = None
+    listed: bool = False
     query: Mapping[str, Json] = field(default_factory=dict)
 
     def json(self) -> Json:
@@ -193,7 +214,10 @@ class OpenAPIOperation:
             return {JSON_TYPE: {"schema": {"type": "object"}}}
         if answer is None:
             return {TEXT_TYPE: {"schema": {"type": "string"}}}
-        content: Json = {JSON_TYPE: {"schema": _ref(answer)}}
+        schema = _ref(answer)
+        if self.listed:
+            schema = {"type": "array", "items": schema}
+        content: Json = {JSON_TYPE: {"schema": schema}}
         if self.event is not None:
             content[EVENTS_TYPE] = {"schema": _event(self.event)}
         return content
@@ -225,6 +249,60 @@ OPERATIONS = (
         errors=_GENERATION,
         body="CompletionRequest",
         event=CompletionChunk,
+    ),
+    OpenAPIOperation(
+        method="POST",
+        path=CHAT_RENDER,
+        tag="tokens",
+        summary="The prompt of a conversation",
+        description="Renders and tokenizes the prompt that the same body would have as a chat, and "
+        "generates nothing.",
+        answers={200: RenderedPrompt},
+        errors=_TOKENS,
+        body="ChatRequest",
+    ),
+    OpenAPIOperation(
+        method="POST",
+        path=COMPLETIONS_RENDER,
+        tag="tokens",
+        summary="The prompts of a completion",
+        description="Tokenizes the prompts that the same body would have as a completion, and "
+        "generates nothing.",
+        answers={200: RenderedPrompt},
+        errors=_TOKENS,
+        body="CompletionRequest",
+        listed=True,
+    ),
+    OpenAPIOperation(
+        method="POST",
+        path=TOKENIZE,
+        tag="tokens",
+        summary="The tokens of a text or a conversation",
+        description="Tokenizes a text, or a conversation rendered with the model's chat template. "
+        "It may be longer than the model's context.",
+        answers={200: Tokenized},
+        errors=_TOKENS,
+        body="TokenizeRequest",
+    ),
+    OpenAPIOperation(
+        method="POST",
+        path=DETOKENIZE,
+        tag="tokens",
+        summary="The text of tokens",
+        description="Decodes ids of tokens, special ones included.",
+        answers={200: Detokenized},
+        errors=_TOKENS,
+        body="DetokenizeRequest",
+    ),
+    OpenAPIOperation(
+        method="GET",
+        path=TOKENIZER_INFO,
+        tag="tokens",
+        summary="The tokenizer's configuration",
+        description="The model's `tokenizer_config.json`, with its chat template.",
+        answers={200: dict},
+        errors=(*_KEYED, NotFound, Unavailable),
+        query={"model": WHOSE_TOKENIZER},
     ),
     OpenAPIOperation(
         method="GET",

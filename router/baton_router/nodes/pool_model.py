@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
 from baton_router.nodes.model_grammars import AnswerRules, ModelGrammars, Value
+from baton_text.artifacts import TOKENIZER_CONFIG, load_json
 from baton_text.chat import ChatTemplate
 from baton_text.defaults import generation_defaults
 from baton_text.grammars.constraints import Kind as GrammarKind
@@ -24,14 +25,15 @@ T = TypeVar("T")
 @dataclass(frozen=True, slots=True)
 class PoolModel:
     """A model as the router needs it. `defaults` are the sampling defaults in its
-    generation_config. The parsers read its tool calls and reasoning; None if it has none or their
-    format is unknown."""
+    generation_config, `tokenizer_config` its tokenizer_config.json. The parsers read its tool calls
+    and reasoning; None if it has none or their format is unknown."""
 
     tokenizer: Tokenizer
     template: ChatTemplate
     defaults: dict[str, Any]
     tool_parser: ToolParser | None = None
     reasoning_parser: ReasoningParser | None = None
+    tokenizer_config: dict[str, Any] = field(default_factory=dict)
     grammars: ModelGrammars = field(default_factory=ModelGrammars)
 
     @classmethod
@@ -45,6 +47,7 @@ class PoolModel:
             defaults=generation_defaults(artifacts),
             tool_parser=tool_parser,
             reasoning_parser=reasoning_parser,
+            tokenizer_config=load_json(artifacts, TOKENIZER_CONFIG),
         )
 
     async def grammar(self, kind: GrammarKind, value: Value) -> str:

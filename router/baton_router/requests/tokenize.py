@@ -154,6 +154,38 @@ async def prepare_for_kind(item: Prepared, serving: Serving) -> Prepared:
     return replace(item, request=request, chunks=chunks, serving=serving)
 
 
+async def tokenize_prompt(call: Call, serving: Serving) -> tuple[int, ...]:
+    """The ids of a call's only prompt, which may be longer than the model's context. Raise
+    PromptTooLong for more than MAX_TOKENS."""
+    roomy = replace(serving, max_model_len=MAX_TOKENS + 1)
+    try:
+        [prompt] = await _render_prompts(call, roomy)
+        return await _prompt_ids(prompt, roomy, call)
+    except PromptTooLong as error:
+        if isinstance(error.__cause__, TextTooLong):
+            raise
+        field = call.names.get("prompt", "prompt")
+        message = f"{field} has more than {MAX_TOKENS} tokens; send it in parts"
+        raise PromptTooLong(message, param=field) from None
+
+
+async def prompt_texts(
+    call: Call, serving: Serving, prompts: Sequence[tuple[int, ...]]
+) -> list[str]:
+    """The texts of a call's prompts, whose ids are `prompts`. That of ids, or of a prompt that may
+    have been truncated, is what the ids say."""
+    tokenizer, texts = serving.model.tokenizer, list[str]()
+    given = await _render_prompts(call, serving)
+    for prompt, ids in zip(given, prompts, strict=True):
+        if isinstance(prompt, TextPrompt) and call.truncation is None:
+            texts.append(prompt.text)
+        elif len(ids) <= LONG_PROMPT:
+            texts.append(tokenizer.decode(ids, skip_special_tokens=False))
+        else:
+            texts.append(await asyncio.to_thread(tokenizer.decode, ids, False))
+    return texts
+
+
 async def _render_prompts(call: Call, serving: Serving) -> list[Prompt]:
     """Render a long conversation in a thread, because rendering holds the interpreter lock for tens
     of milliseconds per 16 MB. Refuse one that is certainly too long before rendering it."""
@@ -182,7 +214,7 @@ async def _prompt_ids(prompt: Prompt, serving: Serving, call: Call) -> tuple[int
         ) from error
     if isinstance(prompt, TextPrompt):
         return tuple(ids)
-    _check_ids("prompt", ids, serving.vocab_size)
+    check_ids("prompt", ids, serving.vocab_size)
     return tuple(model.tokenizer.shared(ids))
 
 
@@ -252,9 +284,9 @@ async def _check_sampling(
     the answer's format as a compiled grammar."""
     fields = with_counts(call.sampling, serving.max_logprobs, serving.vocab_size, call.names)
     biased = [token for token, _ in fields.get("logit_bias", ())]
-    _check_ids("logit_bias", biased, serving.vocab_size)
+    check_ids("logit_bias", biased, serving.vocab_size)
     for name in ("stop_token_ids", "allowed_token_ids"):
-        _check_ids(name, fields.get(name, ()), serving.vocab_size)
+        check_ids(name, fields.get(name, ()), serving.vocab_size)
     if parsing is not None and parsing.reads_special and not call.special_tokens_requested:
         fields = {**fields, "skip_special_tokens": False}
     if call.grammar is not None:
@@ -298,7 +330,7 @@ async def _compile_whole_answer(
         raise parsing.refusal(error) from None
 
 
-def _check_ids(name: str, ids: Sequence[int], vocab_size: int) -> None:
+def check_ids(name: str, ids: Sequence[int], vocab_size: int) -> None:
     if ids and not (min(ids) >= 0 and max(ids) < vocab_size):
         wrong = next(token for token in ids if not 0 <= token < vocab_size)
         raise InvalidRequest(

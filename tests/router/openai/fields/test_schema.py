@@ -22,8 +22,10 @@ from baton_router.openai.fields.chat import BEST_OF_REPEATS, BOTH_ENDS, DOCUMENT
 from baton_router.openai.fields.completions import BEST_OF_AGREES
 from baton_router.openai.fields.generation import BEAMS_ALONE
 from baton_router.openai.fields.table import read_fields, schema_of
+from baton_router.openai.fields.tokens import DetokenizeFields
 from baton_router.openai.sampling import check_alone
 from baton_router.openai.structured_output import NAMES, ONE_AT_MOST
+from baton_router.openai.tokenize_call import TokenizeCall
 from baton_router.openai.tools import MAX_NAME, TOOLS_AGREE
 from tests.router.openai.bodies import USER, Json
 from tests.router.openai.fields.schema_edges import edges
@@ -33,9 +35,12 @@ SCHEMAS = {name: schema_of(table) for name, table in BODIES.items()}
 REQUIRED_FIELDS: dict[str, Json] = {
     "ChatRequest": {"messages": [USER]},
     "CompletionRequest": {"prompt": "x"},
+    "TokenizeRequest": {"messages": [USER]},
+    "DetokenizeRequest": {"tokens": [1]},
     "DrainRequest": {},
     "PrefixRequest": {"ttl_s": 60},
 }
+NOT_BESIDE = {("TokenizeRequest", "prompt")}  # a required field excludes it
 TOOLS = {"tools": [{"type": "function", "function": {"name": "x" * MAX_NAME}}]}
 # Fields that another field requires for its whole range of values.
 REQUIRED_BESIDE: dict[str, Json] = {
@@ -80,6 +85,8 @@ def read_generation(read: Callable[[Json], ChatCall | CompletionCall]) -> Callab
 READERS: dict[str, Callable[[Json], object]] = {
     "ChatRequest": read_generation(ChatCall.from_body),
     "CompletionRequest": read_generation(CompletionCall.from_body),
+    "TokenizeRequest": TokenizeCall.from_body,
+    "DetokenizeRequest": lambda body: read_fields(DetokenizeFields, body),
     "DrainRequest": lambda body: parse_drain(msgspec.json.encode(body)),
     "PrefixRequest": lambda body: read_fields(PrefixFields, body),
 }
@@ -89,7 +96,7 @@ def fields_of_bodies() -> Iterator[tuple[str, str]]:
     """All fields except messages and prompts, which have more than one bound."""
     for name, schema in SCHEMAS.items():
         for field in schema["properties"]:
-            if field not in REQUIRED_FIELDS[name]:
+            if field not in REQUIRED_FIELDS[name] and (name, field) not in NOT_BESIDE:
                 yield name, field
 
 
@@ -318,6 +325,16 @@ CASES: list[tuple[str, Json, bool]] = [
     ("ChatRequest", {"reasoning_effort": "most"}, False),
     ("CompletionRequest", {"tools": []}, False),
     ("CompletionRequest", {"reasoning_effort": "low"}, False),
+    ("TokenizeRequest", {"prompt": "x"}, False),
+    ("TokenizeRequest", {"messages": None, "prompt": ""}, True),
+    ("TokenizeRequest", {"messages": None}, False),
+    ("TokenizeRequest", {"messages": None, "prompt": "x", "tools": [TOOL]}, False),
+    ("TokenizeRequest", {"tools": [TOOL], "return_token_strs": True}, True),
+    ("TokenizeRequest", {"chat_template": "x"}, False),
+    ("TokenizeRequest", {"temperature": 0.5}, False),
+    ("DetokenizeRequest", {"tokens": [16.0]}, True),
+    ("DetokenizeRequest", {"tokens": [-1]}, False),
+    ("DetokenizeRequest", {"tokens": [[1]]}, False),
     ("DrainRequest", {"reason": "x" * 201}, False),
     ("DrainRequest", {"reason": "two\nlines"}, False),
     ("DrainRequest", {"reason": "Stra\u00dfe, \u00a0\u65e5"}, True),

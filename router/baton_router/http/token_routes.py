@@ -1,0 +1,180 @@
+"""Routes that show a model's tokens and generate none: /tokenize, /detokenize, /tokenizer_info, and
+/v1/chat/completions/render and /v1/completions/render, with vLLM's names.
+
+In: aiohttp requests; the middleware has set their tenant. Out: JSON. They need the model's small
+files, which the router has, and no node. Bodies have the bounds of a generation's.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any, TypeVar
+
+import msgspec
+from aiohttp import web
+
+from baton_router.http.body_limits import BodyLimits
+from baton_router.http.media_types import JSON_TYPE
+from baton_router.http.observers import CONTEXT
+from baton_router.nodes.model_offers import ModelOffers, Serving
+from baton_router.openai.answers import Closed
+from baton_router.openai.call import Call
+from baton_router.openai.chat import ChatCall
+from baton_router.openai.completions import CompletionCall
+from baton_router.openai.fields.table import read_fields
+from baton_router.openai.fields.tokens import DetokenizeFields
+from baton_router.openai.json_body import decode_object
+from baton_router.openai.tokenize_call import TokenizeCall
+from baton_router.requests.tokenize import check_ids, prepare, prompt_texts, tokenize_prompt
+from baton_router.settings import RouterSettings
+from baton_text.tokenizer import Tokenizer
+
+T = TypeVar("T")
+CHAT_RENDER, COMPLETIONS_RENDER = "/v1/chat/completions/render", "/v1/completions/render"
+TOKENIZE, DETOKENIZE, TOKENIZER_INFO = "/tokenize", "/detokenize", "/tokenizer_info"
+TOKENIZER_CLASS = "PreTrainedTokenizerFast"  # of a model whose files name none
+LONG_LIST = 8192  # ids above which a list is processed in a thread
+
+
+class Tokenized(Closed):
+    """The tokens of a prompt. `token_strs` is null if the client did not ask for them."""
+
+    count: int
+    max_model_len: int
+    tokens: Sequence[int]
+    token_strs: list[str] | None = None
+
+
+class Detokenized(Closed):
+    """The text of tokens, special ones included."""
+
+    prompt: str
+
+
+class RenderedPrompt(Closed):
+    """What a call would send to a node: the ids of one prompt. `prompt` is its text, before the
+    tokenizer adds its own tokens."""
+
+    request_id: str
+    model: str
+    token_ids: Sequence[int]
+    prompt: str
+    stream: bool
+    priority: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TokenRoutes:
+    settings: RouterSettings
+    offers: ModelOffers
+    bodies: BodyLimits
+    rng: random.Random
+    clock: Callable[[], float]
+
+    def routes(self) -> list[web.RouteDef]:
+        return [
+            web.post(TOKENIZE, self.tokenize),
+            web.post(DETOKENIZE, self.detokenize),
+            web.get(TOKENIZER_INFO, self.tokenizer_info),
+            web.post(CHAT_RENDER, self.render_chat),
+            web.post(COMPLETIONS_RENDER, self.render_completions),
+        ]
+
+    async def tokenize(self, request: web.Request) -> web.Response:
+        async with self.bodies.of(request, request[CONTEXT].tenant_name) as body:
+            asked = await body.parsed(TokenizeCall.parse)
+            serving = self.offers.choose(asked.call.options.model)
+            async with body.turn():
+                ids = await tokenize_prompt(asked.call, serving)
+            names = None
+            if asked.token_strs:
+                names = await _off_loop(len(ids), _names, serving.model.tokenizer, ids)
+        return _json(
+            Tokenized(
+                count=len(ids),
+                max_model_len=serving.max_model_len,
+                tokens=ids,
+                token_strs=names,
+            )
+        )
+
+    async def detokenize(self, request: web.Request) -> web.Response:
+        async with self.bodies.of(request, request[CONTEXT].tenant_name) as body:
+            fields = await body.parsed(_detokenize_fields)
+            serving, ids = self.offers.choose(fields.model), fields.tokens
+            check_ids("tokens", ids, serving.vocab_size)
+            text = await _off_loop(len(ids), serving.model.tokenizer.decode, ids, False)
+        return _json(Detokenized(prompt=text))
+
+    async def tokenizer_info(self, request: web.Request) -> web.Response:
+        """tokenizer_config.json, with the chat template wherever the model has it."""
+        model = self.offers.choose(request.query.get("model")).model
+        info: dict[str, Any] = {"tokenizer_class": TOKENIZER_CLASS, **model.tokenizer_config}
+        if model.template.source:
+            info["chat_template"] = model.template.source
+        return web.Response(body=msgspec.json.encode(info), content_type=JSON_TYPE)
+
+    async def render_chat(self, request: web.Request) -> web.Response:
+        [prompt] = await self._render(request, ChatCall.parse, "chatcmpl-")
+        return _json(prompt)
+
+    async def render_completions(self, request: web.Request) -> web.Response:
+        return _json(await self._render(request, CompletionCall.parse, "cmpl-"))
+
+    async def _render(
+        self, request: web.Request, parse: Callable[[bytearray], Call], prefix: str
+    ) -> list[RenderedPrompt]:
+        """One per prompt of the call. Refuses what the call itself would be refused for."""
+        context = request[CONTEXT]
+        assert context.tenant is not None, "the middleware sets the tenant"
+        async with self.bodies.of(request, context.tenant_name) as body:
+            call = await body.parsed(parse)
+            serving = self.offers.choose(call.options.model)
+            async with body.turn():
+                prepared = await prepare(
+                    call,
+                    serving,
+                    context.id,
+                    tenant=context.tenant,
+                    deadline=self.clock() + self.settings.request_timeout_s,
+                    rng=self.rng,
+                )
+                ids = [item.request.prompt_ids for item in prepared]
+                texts = await prompt_texts(call, serving, ids)
+        return [
+            RenderedPrompt(
+                request_id=f"{prefix}{item.request.id}",
+                model=_name(call, serving),
+                token_ids=item.request.prompt_ids,
+                prompt=text,
+                stream=call.options.stream,
+                priority=call.priority,
+            )
+            for item, text in zip(prepared, texts, strict=True)
+        ]
+
+
+def _detokenize_fields(data: bytearray) -> DetokenizeFields:
+    return read_fields(DetokenizeFields, decode_object(data))
+
+
+def _name(call: Call, serving: Serving) -> str:
+    return call.options.model or serving.name
+
+
+def _names(tokenizer: Tokenizer, ids: Sequence[int]) -> list[str]:
+    return [tokenizer.token_name(token_id) for token_id in ids]
+
+
+async def _off_loop(count: int, act: Callable[..., T], *args: Any) -> T:
+    """Process a long list in a thread. A short one takes a few milliseconds of the event loop."""
+    if count <= LONG_LIST:
+        return act(*args)
+    return await asyncio.to_thread(act, *args)
+
+
+def _json(answer: msgspec.Struct | Sequence[msgspec.Struct]) -> web.Response:
+    return web.Response(body=msgspec.json.encode(answer), content_type=JSON_TYPE)
