@@ -73,11 +73,18 @@ class Division:
     """The places at which a tokenizer's texts can be divided.
 
     places       matches the two characters around a place
-    drops_space  the second of these is a space that belongs to neither part
+    spaces       matches nothing, or a space that belongs to neither part, at each place that is
+                 before a space
+    drops_space  the second character around a place is a space that belongs to neither part
     """
 
     places: re.Pattern[str]
+    spaces: re.Pattern[str]
     drops_space: bool = False
+
+    def words(self, text: str) -> list[str]:
+        """Parts as small as places before a space allow."""
+        return self.spaces.split(text)
 
     def parts(self, text: str, size: int) -> Iterator[str]:
         """Yield parts of about `size` characters; a part is longer if it contains no place."""
@@ -141,12 +148,13 @@ def _byte_level(
         return None
     if not all(map(_known, steps)) or not any(map(_separates_words, steps)):
         return None
-    space = r"[^\s\x00-\x20] "
+    visible = r"[^\s\x00-\x20]"
+    space, spaces = rf"{visible} ", re.compile(rf"(?<={visible})(?= )")
     if normalizers or any(step.get("add_prefix_space") for step in steps):
-        return Division(re.compile(space))
+        return Division(re.compile(space), spaces)
     # Exclude the signs in special tokens, so that no place is within such a token.
     signs = _escaped(set(_PUNCTUATION) - set("".join(special)))
-    return Division(re.compile(rf"{space}|[{_LETTERS}0-9][{signs}]"))
+    return Division(re.compile(rf"{space}|[{_LETTERS}0-9][{signs}]"), spaces)
 
 
 def _known(step: Mapping[str, Any]) -> bool:
@@ -198,7 +206,12 @@ def _marked(
     }
     # After a special token, the normalizer treats the rest as a new text with its own mark.
     no_place = _escaped(before | {content[-1] for content in special if content})
-    return Division(re.compile(rf"[^\W_{no_place}] (?=[^\W_])"), prepended in normalizers)
+    before_place, after_place, drops = rf"[^\W_{no_place}]", r"(?=[^\W_])", prepended in normalizers
+    spaces = (
+        f"(?<={before_place}) {after_place}" if drops else f"(?<={before_place})(?= {after_place})"
+    )
+    places = re.compile(f"{before_place} {after_place}")
+    return Division(places, re.compile(spaces), drops)
 
 
 def _idle(step: Mapping[str, Any]) -> bool:
