@@ -21,7 +21,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -73,18 +73,13 @@ class Division:
     """The places at which a tokenizer's texts can be divided.
 
     places       matches the two characters around a place
-    spaces       matches nothing, or a space that belongs to neither part, at each place that is
-                 before a space
+    words        divides a text at each place that is before a space
     drops_space  the second character around a place is a space that belongs to neither part
     """
 
     places: re.Pattern[str]
-    spaces: re.Pattern[str]
+    words: Callable[[str], list[str]]
     drops_space: bool = False
-
-    def words(self, text: str) -> list[str]:
-        """Parts as small as places before a space allow."""
-        return self.spaces.split(text)
 
     def parts(self, text: str, size: int) -> Iterator[str]:
         """Yield parts of about `size` characters; a part is longer if it contains no place."""
@@ -148,13 +143,15 @@ def _byte_level(
         return None
     if not all(map(_known, steps)) or not any(map(_separates_words, steps)):
         return None
-    visible = r"[^\s\x00-\x20]"
-    space, spaces = rf"{visible} ", re.compile(rf"(?<={visible})(?= )")
+    seen = r"[^\s\x00-\x20]"
+    space = rf"{seen} "
+    # Each match goes to the next space that follows a character like this.
+    words = re.compile(rf" ?[^ ]*+(?:(?<!{seen}) [^ ]*+)*+").findall
     if normalizers or any(step.get("add_prefix_space") for step in steps):
-        return Division(re.compile(space), spaces)
+        return Division(re.compile(space), words)
     # Exclude the signs in special tokens, so that no place is within such a token.
     signs = _escaped(set(_PUNCTUATION) - set("".join(special)))
-    return Division(re.compile(rf"{space}|[{_LETTERS}0-9][{signs}]"), spaces)
+    return Division(re.compile(rf"{space}|[{_LETTERS}0-9][{signs}]"), words)
 
 
 def _known(step: Mapping[str, Any]) -> bool:
@@ -206,12 +203,9 @@ def _marked(
     }
     # After a special token, the normalizer treats the rest as a new text with its own mark.
     no_place = _escaped(before | {content[-1] for content in special if content})
-    before_place, after_place, drops = rf"[^\W_{no_place}]", r"(?=[^\W_])", prepended in normalizers
-    spaces = (
-        f"(?<={before_place}) {after_place}" if drops else f"(?<={before_place})(?= {after_place})"
-    )
-    places = re.compile(f"{before_place} {after_place}")
-    return Division(places, re.compile(spaces), drops)
+    left, right, drops = rf"[^\W_{no_place}]", r"(?=[^\W_])", prepended in normalizers
+    between = f"(?<={left}) {right}" if drops else f"(?<={left})(?= {right})"
+    return Division(re.compile(f"{left} {right}"), re.compile(between).split, drops)
 
 
 def _idle(step: Mapping[str, Any]) -> bool:
