@@ -135,6 +135,8 @@ def _candidates(logits: _Logits, sample: Sample) -> list[int]:
         biases[id] = biases.get(id, 0.0) + bias
     # Of the ids without a change, only the most likely few can be among the candidates.
     apart = banned | biases.keys() | seen
+    if not apart and mask is None and params.allowed_token_ids is None:
+        return list(islice(logits.ranked(), DRAWN_FROM))
     others = (id for id in logits.ranked() if id not in apart and _follows(mask, id))
     if not biases and params.allowed_token_ids is None and sample.penalty_counts is None:
         return list(islice(others, DRAWN_FROM))
