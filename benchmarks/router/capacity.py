@@ -1,19 +1,20 @@
 """How many requests and open streams one router serves: Baton's, and rivals' in the same run.
 
-    python -m benchmarks.router.capacity [--rivals NAME ...] [--routers 1 2] [--streams 1000]
-                                         [--passes 3] [--quick] [--write]
+    python -m benchmarks.router.capacity [--parts clients streams routers] [--rivals NAME ...]
+        [--routers 1 2 4] [--streams 1000] [--passes 3] [--quick] [--write]
 
-requests/s by clients   closed loop of 1, 8, 32 and 128 clients with 500 tokens in, 64 streamed;
-                        servers answer at once. For Baton text, and ids in and out.
-requests/s by routers   the same with 64 clients (see `benchmarks.router.overhead --routers`).
-memory per stream       what the router's resident memory grows by, per stream that has begun.
-slow streams            32 clients, a token every 10 ms, without and beside open streams that get a
-                        token a second: time to the first token, and requests per second.
+clients    requests/s of 1, 8, 32 and 128 clients in a closed loop with 500 tokens in, 64 streamed;
+           servers answer at once. For Baton text, and ids in and out.
+streams    what the router's resident memory grows by, per stream that has begun; and 32 clients, a
+           token every 10 ms, without and beside 1,000 open streams that get a token a second: time
+           to the first token, and requests/s.
+routers    requests/s of 64 clients by the number of routers (`benchmarks.router.overhead --routers`
+           has more of it).
 
 Servers, routers and clients share the cores. vllm-router, sglang-router and envoy stand before a
 server in Python, which limits their requests; Dynamo's simulated worker is its own, and cannot be
-slow. --write writes the plot of the first two, docs/capacity.svg. Goal (exit 1): as many requests
-as Dynamo at 32 clients. Rivals take part if `make peers-routers` has installed them.
+slow. --write writes the plot of clients and routers, docs/capacity.svg. Goal (exit 1): as many
+requests as Dynamo at 32 clients. Rivals take part if `make peers-routers` has installed them.
 """
 
 from __future__ import annotations
@@ -41,13 +42,14 @@ from benchmarks.support.router.open_streams import (
     baton_beside,
     rivals_beside,
 )
-from benchmarks.support.router.router_scaling import scaling
+from benchmarks.support.router.router_scaling import CLIENTS, scaling
 from benchmarks.support.router.routers import RIVALS, Side, baton, rivals, taking_part
 
 PLOT = ROOT / "docs/capacity.svg"
 REQUESTS = {1: 100, 8: 320, 32: 640, 128: 640}  # of one pass, by clients
 BUSY = 32
 FAST_REQUESTS = 256
+PARTS = ("clients", "streams", "routers")
 
 Rates = Mapping[str, Mapping[int, Sequence[float]]]  # requests/s of each pass, by side and clients
 
@@ -116,6 +118,7 @@ def verdicts(rates: Rates) -> list[Verdict]:
 def options_of(argv: Sequence[str] | None = None) -> argparse.Namespace:
     """`less` is what divides the requests of a pass."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--parts", nargs="+", choices=PARTS, default=PARTS)
     parser.add_argument("--passes", type=int, default=3)
     parser.add_argument("--rivals", nargs="*", choices=RIVALS, help="(default: all that are there)")
     parser.add_argument(
@@ -125,30 +128,41 @@ def options_of(argv: Sequence[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--write", action="store_true", help="write docs/capacity.svg")
     parser.add_argument("--quick", action="store_true", help="one short pass without rivals")
     options = parser.parse_args(argv)
+    if options.write and not {"clients", "routers"} <= {*options.parts}:
+        parser.error("--write needs the parts clients and routers, which the plot shows")
     options.less = 1
     if options.quick:
-        options.passes, options.less, options.routers = 1, 4, [1, 2]
+        options.passes, options.less, options.routers = 1, 8, [1, 2]
         options.rivals = [] if options.rivals is None else options.rivals
     options.rivals = taking_part(options.rivals)
     return options
+
+
+def rates_by_routers(options: argparse.Namespace, folder: Path) -> dict[int, list[float]]:
+    some, counts = Questions(folder).some, [*dict.fromkeys(options.routers)]
+    loads = scaling(counts, some, folder, passes=options.passes, less=options.less)
+    return {number: [load.rate for load in each] for number, each in loads.items()}
 
 
 def main() -> int:
     options = options_of()
     allow_many_files()
     folder = fetch_demo(None, lambda line: print(line, file=sys.stderr))
-    rates = asyncio.run(rates_by_clients(options, folder))
-    print("\n".join(rates_table(rates)), flush=True)
-    found = asyncio.run(slow_streams(options, folder))
-    print("\n".join(streams_table(found)), flush=True)
-    some, counts = Questions(folder).some, [*dict.fromkeys(options.routers)]
-    loads = scaling(counts, some, folder, passes=options.passes, less=options.less)
-    by_routers = {number: [load.rate for load in each] for number, each in loads.items()}
-    for number, each in by_routers.items():
-        print(f"{number} routers: {spread(each, 0)} requests/s at 64 clients")
-    print(f"load average {os.getloadavg()[0]:.1f} of {os.cpu_count()} cores")
+    rates: Rates = {}
+    by_routers: dict[int, list[float]] = {}
+    if "clients" in options.parts:
+        rates = asyncio.run(rates_by_clients(options, folder))
+        print("\n".join(rates_table(rates)), flush=True)
+    if "routers" in options.parts:
+        by_routers = rates_by_routers(options, folder)
+        for number, each in by_routers.items():
+            print(f"{number} routers: {spread(each, 0)} requests/s at {CLIENTS} clients")
     if options.write:
         PLOT.write_text(plot(rates, by_routers, os.cpu_count() or 1))
+    if "streams" in options.parts:
+        found = asyncio.run(slow_streams(options, folder))
+        print("\n".join(streams_table(found)), flush=True)
+    print(f"load average {os.getloadavg()[0]:.1f} of {os.cpu_count()} cores")
     goals = verdicts(rates)
     for goal in goals:
         print(goal.text)

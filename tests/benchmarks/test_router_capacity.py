@@ -55,7 +55,13 @@ def test_the_plot_has_a_line_per_side_and_one_for_routers() -> None:
 
 def test_the_quick_form_is_one_short_pass_with_two_numbers_of_routers() -> None:
     options = options_of(["--quick"])
-    assert (options.passes, options.less, options.routers, options.rivals) == (1, 4, [1, 2], [])
+    assert (options.passes, options.less, options.routers, options.rivals) == (1, 8, [1, 2], [])
+
+
+def test_a_plot_without_one_of_its_parts_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        options_of(["--write", "--parts", "clients", "streams", "--rivals"])
+    assert "which the plot shows" in capsys.readouterr().err
 
 
 @pytest.mark.integration

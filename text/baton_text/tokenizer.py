@@ -33,6 +33,8 @@ LONG_TEXT = 8192
 # Characters per part of a text that can be divided. Encoding takes 100 to 250 bytes of memory per
 # character, so 16 MB for a part.
 PART = 1 << 16
+# Between two parts, for the threads that wait for the GIL; without a pause this one gets it again.
+PAUSE_S = 1e-4
 # Maximum number of characters encoded at once: 250 MB.
 MOST_AT_ONCE = 1 << 20
 # Size of the cache of token bytes; texts use a small part of the vocabulary.
@@ -170,7 +172,8 @@ class Tokenizer:
     def _part_ids(self, part: str) -> list[int]:
         if len(part) > MOST_AT_ONCE:
             raise TextTooLong(len(part))
-        time.sleep(0)  # known words are found without releasing the GIL
+        if len(part) > LONG_TEXT:  # known words are found without releasing the GIL
+            time.sleep(PAUSE_S)
         return self.encode(part, add_special_tokens=False)
 
     def shared(self, ids: Sequence[int]) -> list[int]:
