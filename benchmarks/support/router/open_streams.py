@@ -140,8 +140,10 @@ async def baton_beside(folder: Path, count: int, questions: Sequence[Question]) 
             await asyncio.to_thread(answer_of, f"http://{HOST}:{port}/ready")
             beside = await fast(side, questions)
         alone = await fast(side, questions)
-    kb = [(end - begin) / count / 1e3 for begin, end in zip(before, after, strict=True)]
-    return Beside("baton", count, *kb, alone, beside)
+    stream_kb, node_kb = (
+        (end - begin) / count / 1e3 for begin, end in zip(before, after, strict=True)
+    )
+    return Beside("baton", count, stream_kb, node_kb, alone, beside)
 
 
 def drain(port: int, node: str) -> None:
