@@ -8,7 +8,7 @@ the time that the library takes for the text.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from itertools import chain
+from itertools import accumulate, chain
 
 from tokenizers import Tokenizer as Backend
 
@@ -50,13 +50,18 @@ class WordIds:
         return list(chain.from_iterable(ids[word] or () for word in words))
 
     def _encode_words(self, words: list[str]) -> dict[str, Ids]:
-        """The ids of each of these words. Remembers them."""
-        [encoding] = self._backend.encode_batch(
-            [words], is_pretokenized=True, add_special_tokens=False
-        )
+        """The ids of each of these words, which are in the order of the text. Remembers them.
+
+        One after another they are a text that is divided at the same places. So they are encoded
+        together, and an id belongs to the word in which its characters begin."""
+        gap = " " if self._division.drops_space else ""
+        begins = [0, *accumulate(len(word) + len(gap) for word in words)]
+        [encoding] = self._backend.encode_batch([gap.join(words)], add_special_tokens=False)
         ids: dict[str, list[int]] = {word: [] for word in words}
-        for index, at in zip(self._shared(encoding.ids), encoding.word_ids, strict=True):
-            assert at is not None, "only special tokens around a text belong to no word"
+        last, at = len(words) - 1, 0
+        for index, (start, _) in zip(self._shared(encoding.ids), encoding.offsets, strict=True):
+            while at < last and start >= begins[at + 1] - len(gap):
+                at += 1
             ids[words[at]].append(index)
         found: dict[str, Ids] = {word: tuple(indices) for word, indices in ids.items()}
         if len(self._known) + len(found) > MOST_WORDS:
