@@ -21,7 +21,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -73,10 +73,12 @@ class Division:
     """The places at which a tokenizer's texts can be divided.
 
     places       matches the two characters around a place
-    drops_space  the second of these is a space that belongs to neither part
+    words        divides a text at each place that is before a space
+    drops_space  the second character around a place is a space that belongs to neither part
     """
 
     places: re.Pattern[str]
+    words: Callable[[str], list[str]]
     drops_space: bool = False
 
     def parts(self, text: str, size: int) -> Iterator[str]:
@@ -141,12 +143,15 @@ def _byte_level(
         return None
     if not all(map(_known, steps)) or not any(map(_separates_words, steps)):
         return None
-    space = r"[^\s\x00-\x20] "
+    seen = r"[^\s\x00-\x20]"
+    space = rf"{seen} "
+    # Each match goes to the next space that follows a character like this.
+    words = re.compile(rf" ?[^ ]*+(?:(?<!{seen}) [^ ]*+)*+").findall
     if normalizers or any(step.get("add_prefix_space") for step in steps):
-        return Division(re.compile(space))
+        return Division(re.compile(space), words)
     # Exclude the signs in special tokens, so that no place is within such a token.
     signs = _escaped(set(_PUNCTUATION) - set("".join(special)))
-    return Division(re.compile(rf"{space}|[{_LETTERS}0-9][{signs}]"))
+    return Division(re.compile(rf"{space}|[{_LETTERS}0-9][{signs}]"), words)
 
 
 def _known(step: Mapping[str, Any]) -> bool:
@@ -198,7 +203,9 @@ def _marked(
     }
     # After a special token, the normalizer treats the rest as a new text with its own mark.
     no_place = _escaped(before | {content[-1] for content in special if content})
-    return Division(re.compile(rf"[^\W_{no_place}] (?=[^\W_])"), prepended in normalizers)
+    left, right, drops = rf"[^\W_{no_place}]", r"(?=[^\W_])", prepended in normalizers
+    between = f"(?<={left}) {right}" if drops else f"(?<={left})(?= {right})"
+    return Division(re.compile(f"{left} {right}"), re.compile(between).split, drops)
 
 
 def _idle(step: Mapping[str, Any]) -> bool:

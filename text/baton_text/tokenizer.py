@@ -6,6 +6,7 @@ In: artifacts. Out: ids, text, vocabulary size, EOS ids.
 from __future__ import annotations
 
 import json
+import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import lru_cache
 from typing import Any
@@ -25,12 +26,15 @@ from baton_text.artifacts import (
 )
 from baton_text.division import division_of, longest_token
 from baton_text.pieces import Spelling, spelling_of
+from baton_text.word_ids import WordIds
 
 # Characters above which an event loop should encode a text in a thread.
 LONG_TEXT = 8192
 # Characters per part of a text that can be divided. Encoding takes 100 to 250 bytes of memory per
 # character, so 16 MB for a part.
 PART = 1 << 16
+# Between two parts, for the threads that wait for the GIL; without a pause this one gets it again.
+PAUSE_S = 1e-4
 # Maximum number of characters encoded at once: 250 MB.
 MOST_AT_ONCE = 1 << 20
 # Size of the cache of token bytes; texts use a small part of the vocabulary.
@@ -57,6 +61,9 @@ class Tokenizer:
         self.added_tokens = {str(token.content): int(index) for index, token in added.items()}
         self._piece = lru_cache(PIECES)(self._spell)
         self.division = division_of(backend)
+        self._words = (
+            None if self.division is None else WordIds(backend, self.division, self.shared)
+        )
         # The ids that encode() adds before and after a text when it adds special tokens.
         self.around = _special_around(backend)
         # One int object per id, shared by all prompts: saves 32 of 40 bytes per token.
@@ -94,12 +101,15 @@ class Tokenizer:
         Set it for a plain prompt, but not for a rendered chat, whose template writes them. As in
         transformers 5, tokenizer_config.json's add_bos_token does not override tokenizer.json.
         """
+        ids = None if self._words is None else self._words.encode(text)
+        if ids is not None:
+            before, after = self.around if add_special_tokens else ((), ())
+            return [*before, *ids, *after] if before or after else ids
         # encode_batch, because the library releases the GIL only for batches, and 3 MB take 3 s.
         # The fast variant, because it skips the offsets, which are not needed. A batch of one text,
         # because the library encodes larger batches on all cores, for twice the CPU time.
         [encoding] = self._backend.encode_batch_fast([text], add_special_tokens=add_special_tokens)
-        ids: list[int] = encoding.ids
-        return ids
+        return self.shared(encoding.ids)
 
     def encode_up_to(
         self, text: str, most: int, add_special_tokens: bool = True, part_size: int = PART
@@ -114,7 +124,7 @@ class Tokenizer:
         a part that is longer than MOST_AT_ONCE.
         """
         if len(text) <= part_size:
-            return self.shared(self.encode(text, add_special_tokens)), True
+            return self.encode(text, add_special_tokens), True
         before, after = self.around if add_special_tokens else ((), ())
         ids = list(before)
         for part in self._parts(text, part_size):
@@ -144,7 +154,7 @@ class Tokenizer:
         Encodes only the last parts of a long text. Raises TextTooLong like encode_up_to.
         """
         if len(text) <= part_size:
-            return self.shared(self.encode(text, add_special_tokens))[-most:]
+            return self.encode(text, add_special_tokens)[-most:]
         before, after = self.around if add_special_tokens else ((), ())
         parts_ids, count = [list(after)], len(after)
         for part in reversed(list(self._parts(text, part_size))):
@@ -162,7 +172,9 @@ class Tokenizer:
     def _part_ids(self, part: str) -> list[int]:
         if len(part) > MOST_AT_ONCE:
             raise TextTooLong(len(part))
-        return self.shared(self.encode(part, add_special_tokens=False))
+        if len(part) > LONG_TEXT:  # known words are found without releasing the GIL
+            time.sleep(PAUSE_S)
+        return self.encode(part, add_special_tokens=False)
 
     def shared(self, ids: Sequence[int]) -> list[int]:
         """The same ids as int objects that all prompts share, to save memory."""

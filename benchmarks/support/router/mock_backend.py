@@ -3,7 +3,8 @@
     python benchmarks/support/router/mock_backend.py PORT DELAY_MS
 
 In: POST /v1/completions. Out: as many events as tokens were asked for, each written by itself, in
-the form that a Baton router gives them. Any GET says that all is well.
+the form that a Baton router gives them; to the user SLOW_USER one each second. Any GET says that
+all is well.
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ from aiohttp import web
 HOST = "127.0.0.1"
 MODEL = "mock"
 DONE = b"data: [DONE]\n\n"
+SLOW_USER, SLOW_S = "slow", 1.0
 
 
 def event(index: int, count: int) -> bytes:
@@ -31,12 +33,14 @@ class Backend:
         self._delay_s = delay_s
 
     async def complete(self, request: web.Request) -> web.StreamResponse:
-        count = (await request.json())["max_tokens"]
+        body = await request.json()
+        count = body["max_tokens"]
+        delay_s = SLOW_S if body.get("user") == SLOW_USER else self._delay_s
         response = web.StreamResponse(headers={"Content-Type": "text/event-stream"})
         await response.prepare(request)
         for index in range(count):
-            if self._delay_s:
-                await asyncio.sleep(self._delay_s)
+            if delay_s:
+                await asyncio.sleep(delay_s)
             await response.write(event(index, count))
         await response.write(DONE)
         await response.write_eof()

@@ -57,10 +57,11 @@ class Side:
 
 
 def sim_node(
-    stack: ExitStack, name: str, delay_ms: float, model: Path
+    stack: ExitStack, name: str, delay_ms: float, model: Path, port: int = 0, sequences: int = 256
 ) -> tuple[str, psutil.Process]:
-    """A ready node on the simulated engine, a token each `delay_ms`: its URL and its server."""
-    port = free_port()
+    """A ready node on the simulated engine, a token each `delay_ms`: its URL and its server. Port 0
+    stands for a free one."""
+    port = port or free_port()
     settings = NodeSettings(
         node=name,
         role="decode",
@@ -69,6 +70,7 @@ def sim_node(
         model=str(model),
         kv_blocks=KV_BLOCKS,
         max_batched_tokens=STEP_TOKENS,
+        max_num_seqs=sequences,
         sim=SimConfig(decode_ms=delay_ms),
     )
     server = stack.enter_context(decode_node(settings))

@@ -46,7 +46,7 @@ class Division:
         unused = layout.block_bytes - used
         self._rest = raw[:, used:].reshape(len(pool), 1, shards, unused // shards)
         self._used = used // shards
-        self.digests: Words = np.zeros((len(pool), size, shards), dtype=np.uint64)
+        self.digests: Words = np.zeros((shards, len(pool), size), dtype=np.uint64)
         count = used // size // WORD_BYTES
         self._spread = _odd_words(count, 1).reshape(*shape, words)
         self._factors = _odd_words(count, 2).reshape(*shape[:2], shards, -1, 1, words)
@@ -66,18 +66,23 @@ class Division:
     def digest(self, block: BlockId, shard: int) -> None:
         """Compute the digests of a shard's tokens from the bytes in the pool."""
         words = self._heads[block, :, :, shard] * self._factors[:, :, shard]
-        self.digests[block, :, shard] = words.sum(axis=(0, 1, 2, 4))
+        self.digests[shard, block] = words.sum(axis=(0, 1, 2, 4))
 
-    def extend(
-        self, blocks_T: npt.NDArray[np.int64], slots_T: npt.NDArray[np.int64], states_T: Words
-    ) -> None:
-        """Write the KV of tokens with these states."""
-        # The index arrays are not adjacent, so numpy puts their axis first: [T, layer, field,
-        # head, word].
-        self._pool[blocks_T, :, :, :, slots_T, :] = (
-            states_T[:, None, None, None, None] * self._spread
-        )
-        self.digests[blocks_T, slots_T] = states_T[:, None] * self._shard_factors
+    def extend(self, table: Sequence[BlockId], start: int, states_T: Words) -> None:
+        """Write the KV of tokens with these states, of which the first has position `start` in the
+        blocks of `table`."""
+        size, end = self.digests.shape[2], start + len(states_T)
+        digests_ST = self._shard_factors[:, None] * states_T
+        # Block by block: numpy takes several times as long for a list of places.
+        for first in range(start - start % size, end, size):
+            block, low, high = table[first // size], max(start, first), min(end, first + size)
+            places, tokens = slice(low - first, high - first), slice(low - start, high - start)
+            np.multiply(
+                states_T[tokens, None],
+                self._spread[..., None, :],
+                out=self._pool[block, :, :, :, places],
+            )
+            self.digests[:, block, places] = digests_ST[:, tokens]
 
 
 class SimMemory:
@@ -101,6 +106,12 @@ class SimMemory:
         others = len(self._windows) - 1
         self._salts: list[int] = [1, *_odd_words(others, 4).tolist()]
         self._shares: list[int] = [1, *_odd_words(others, 5).tolist()]
+        # What weight[i] * s[i] is multiplied by in D[i], for each group.
+        self._factors = [
+            salt * share * division.factor & MASK
+            for salt, share, division in zip(self._salts, self._shares, self._groups, strict=True)
+        ]
+        self._factor = sum(self._factors) & MASK
 
     def free(self) -> None:
         """Give the pool's memory back. It reads as zeros."""
@@ -132,7 +143,7 @@ class SimMemory:
     def copy(self, sources: Sequence[BlockId], targets: Sequence[BlockId]) -> None:
         self._pool[list(targets)] = self._pool[list(sources)]
         for division in self._divisions:
-            division.digests[list(targets)] = division.digests[list(sources)]
+            division.digests[:, list(targets)] = division.digests[:, list(sources)]
 
     def _checked(self, blocks: Sequence[BlockId], data: memoryview) -> Bytes:
         """View `data` as [blocks, bytes of a shard]. Raises ValueError for another size."""
@@ -148,50 +159,43 @@ class SimMemory:
         token (see the module's docstring)."""
         size, groups = self.layout.block_size, len(self._windows)
         end = start + len(tokens)
-        used = np.array(blocks[: -(-end // size) * groups], dtype=np.int64)
+        used = list(blocks[: -(-end // size) * groups])
         tables = [used[group::groups] for group in range(groups)]
         terms = [self._terms(group, tables[group], start) for group in range(groups)]
         digest = sum(int(terms_S.sum()) for terms_S in terms) & MASK
         # Of each group with a window: the window, and the terms of the tokens from which it moves.
         moving = [
-            (window, terms_S.tolist(), self._factor(group))
-            for group, (window, terms_S) in enumerate(zip(self._windows, terms, strict=True))
+            (window, terms_S.tolist(), factor)
+            for window, terms_S, factor in zip(self._windows, terms, self._factors, strict=True)
             if window is not None
         ]
-        factor = sum(self._factor(group) for group in range(groups)) & MASK
+        factor = self._factor
         states, digests = [], []
-        for offset, weight in enumerate(self._weights[start:end].tolist()):
+        weights = self._weights[start:end].tolist()
+        for position, (token, weight) in enumerate(zip(tokens, weights, strict=True), start):
             for window, seen, _ in moving:
                 if len(seen) == window:
                     digest -= seen.pop(0)
-            state = mix(digest & MASK, tokens[offset], start + offset)
+            state = mix(digest & MASK, token, position)
             digest = digest + weight * (state * factor) & MASK
             for _, seen, own in moving:
                 seen.append(weight * (state * own) & MASK)
             states.append(state)
             digests.append(digest)
         states_T = np.array(states, dtype=np.uint64)
-        positions_T = np.arange(start, end)
-        slots_T = positions_T % size
         for division, table, salt in zip(self._groups, tables, self._salts, strict=True):
-            salted_T = states_T * np.uint64(salt)
-            division.extend(table[positions_T // size], slots_T, salted_T)
+            division.extend(table, start, states_T * np.uint64(salt))
         return digests
 
-    def _terms(self, group: int, table: npt.NDArray[np.int64], start: int) -> Words:
+    def _terms(self, group: int, table: Sequence[BlockId], start: int) -> Words:
         """The terms of D[start - 1] that a group adds, one for each token that token `start`
         sees."""
         size, window = self.layout.block_size, self._windows[group]
         low = 0 if window is None else max(0, start + 1 - window)
         first = low // size
-        before = (
-            self._groups[group].digests[table[first : -(-start // size)]].sum(axis=-1).reshape(-1)
-        )
+        seen = table[first : -(-start // size)]
+        before = self._groups[group].digests[:, seen].sum(axis=0).reshape(-1)
         terms_S: Words = before[low - first * size : start - first * size]
         terms_S *= self._weights[low:start]
         terms_S *= np.uint64(self._shares[group])
         return terms_S
-
-    def _factor(self, group: int) -> int:
-        """What weight[i] * s[i] is multiplied by in D[i], for this group."""
-        return self._salts[group] * self._shares[group] * self._groups[group].factor & MASK

@@ -122,7 +122,8 @@ class _Logits:
 
 
 def _candidates(logits: _Logits, sample: Sample) -> list[int]:
-    """The most likely ids after the request's changes to the logits, best first."""
+    """The most likely ids after the request's changes to the logits, best first; without changes,
+    only those that are drawn from."""
     params, banned, seen = sample.params, frozenset(sample.banned), set[int]()
     mask = _mask(sample)
     if sample.penalty_counts is not None:
@@ -134,11 +135,12 @@ def _candidates(logits: _Logits, sample: Sample) -> list[int]:
         biases[id] = biases.get(id, 0.0) + bias
     # Of the ids without a change, only the most likely few can be among the candidates.
     apart = banned | biases.keys() | seen
+    if not apart and mask is None and params.allowed_token_ids is None:
+        return list(islice(logits.ranked(), DRAWN_FROM))
     others = (id for id in logits.ranked() if id not in apart and _follows(mask, id))
-    plain = list(islice(others, CANDIDATES))
     if not biases and params.allowed_token_ids is None and sample.penalty_counts is None:
-        return plain
-    pool = params.allowed_token_ids or (*plain, *biases, *seen)
+        return list(islice(others, DRAWN_FROM))
+    pool = params.allowed_token_ids or (*islice(others, CANDIDATES), *biases, *seen)
     changed = {
         id: logits.of(id) + biases.get(id, 0.0)
         for id in pool

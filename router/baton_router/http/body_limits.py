@@ -89,6 +89,9 @@ class Body:
         known_size = declared if "Content-Encoding" not in request.headers else None
         if known_size is not None and known_size > SMALL:
             await self._hold(known_size)
+        elif known_size is not None and request.content.is_eof():
+            self.data += request.content.read_nowait()  # it came with the headers
+            return
         loop = asyncio.get_running_loop()
         max_pause_s, began = settings.body_timeout_s, loop.time()
         try:

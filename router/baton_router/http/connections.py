@@ -140,7 +140,7 @@ class _Connection(web.RequestHandler):
     """Closes a connection whose headers take too long. aiohttp alone would treat a half-sent
     request like an idle connection."""
 
-    __slots__ = ("_answering", "_headers_due", "_server", "_settings")
+    __slots__ = ("_answering", "_headers_since", "_headers_timer", "_server", "_settings")
 
     def __init__(
         self, server: _Server, settings: ConnectionSettings, loop: asyncio.AbstractEventLoop
@@ -157,36 +157,48 @@ class _Connection(web.RequestHandler):
         self._server = server
         self._settings = settings
         self._answering = False
-        self._headers_due: asyncio.TimerHandle | None = None
+        self._headers_since: float | None = None  # when it began to wait for a request's headers
+        self._headers_timer: asyncio.TimerHandle | None = None
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         super().connection_made(transport)
-        self._start_header_timer()
+        self._await_headers()
 
     def connection_lost(self, exc: BaseException | None) -> None:
-        self._cancel_header_timer()
+        if self._headers_timer is not None:
+            self._headers_timer.cancel()
         super().connection_lost(exc)
 
     def data_received(self, data: bytes) -> None:
-        if data and not self._answering and self._headers_due is None:
-            self._start_header_timer()
+        if data and not self._answering and self._headers_since is None:
+            self._await_headers()
         super().data_received(data)
 
     def begin_request(self) -> None:
-        self._answering = True
-        self._cancel_header_timer()
+        self._answering, self._headers_since = True, None
 
     def end_request(self) -> None:
         self._answering = False
 
-    def _start_header_timer(self) -> None:
-        loop, delay_s = asyncio.get_running_loop(), self._settings.header_timeout_s
-        self._headers_due = loop.call_later(delay_s, self.force_close)
+    def _await_headers(self) -> None:
+        """Close the connection unless a request begins in time. One timer serves many requests: a
+        timer of its own is a noticeable part of what a short request costs."""
+        loop = asyncio.get_running_loop()
+        self._headers_since = loop.time()
+        if self._headers_timer is None:
+            due = self._headers_since + self._settings.header_timeout_s
+            self._headers_timer = loop.call_at(due, self._check_headers)
 
-    def _cancel_header_timer(self) -> None:
-        if self._headers_due is not None:
-            self._headers_due.cancel()
-            self._headers_due = None
+    def _check_headers(self) -> None:
+        self._headers_timer = None
+        if self._headers_since is None:
+            return
+        loop = asyncio.get_running_loop()
+        due = self._headers_since + self._settings.header_timeout_s
+        if loop.time() < due:
+            self._headers_timer = loop.call_at(due, self._check_headers)
+        else:
+            self.force_close()
 
     def handle_error(
         self,
@@ -195,7 +207,7 @@ class _Connection(web.RequestHandler):
         exc: BaseException | None = None,
         message: str | None = None,
     ) -> web.StreamResponse:
-        self._cancel_header_timer()
+        self._headers_since = None
         logger.debug("a client sent an invalid request: %s", type(exc).__name__)
         if request.writer.output_size > 0:
             raise ConnectionError("the answer has already begun")

@@ -12,7 +12,7 @@ import numpy as np
 from baton_protocol.ids import NodeId
 from baton_protocol.store import NodeReport
 from baton_router.nodes.prefix_index import Lengths
-from baton_router.placement.costs import SPEEDS, Ints, NodeGroup
+from baton_router.placement.costs import SPEEDS, Floats, Ints, NodeGroup
 
 LOADS = ("queued_tokens", "sequences", "requests")
 FIRST_ROWS = 16
@@ -30,7 +30,7 @@ class NodeArrays:
         self._store_up = np.zeros(FIRST_ROWS, dtype=np.bool_)
         self._slots = np.zeros(FIRST_ROWS, dtype=np.int64)
         self._free = list(range(FIRST_ROWS))
-        self._unmeasured: set[int] = set()
+        self.speed_changes = 0  # grows with each new speed of a node
 
     def add(self) -> int:
         """Reserve a row for one node."""
@@ -44,16 +44,13 @@ class NodeArrays:
 
     def remove(self, row: int) -> None:
         self._free.append(row)
-        self._unmeasured.discard(row)
 
     def set_report(self, row: int, report: NodeReport) -> None:
         """Set a node's speeds and store state."""
         speeds = [getattr(report.speeds, name) for name in SPEEDS]
-        self._figures[len(LOADS) :, row] = speeds
-        if min(speeds) > 0:
-            self._unmeasured.discard(row)
-        else:
-            self._unmeasured.add(row)
+        if self._figures[len(LOADS) :, row].tolist() != speeds:
+            self._figures[len(LOADS) :, row] = speeds
+            self.speed_changes += 1
         self._store_up[row] = report.store == "up"
 
     def set_load(self, row: int, queued_tokens: int, sequences: int, requests: int) -> None:
@@ -63,16 +60,25 @@ class NodeArrays:
         """Set a node's bit in the chunk index."""
         self._slots[row] = slot
 
-    def group(self, nodes: Sequence[NodeId], rows: Ints, lengths: Lengths) -> NodeGroup:
-        """A group of `nodes`, which have these `rows`. `lengths`: prompt chunks held, per slot."""
-        figures = self._figures.take(rows, axis=1)
+    def speeds(self, rows: Ints) -> Floats:
+        """The reported speeds of these rows, in the order of SPEEDS; 0 if not measured."""
+        return self._figures[len(LOADS) :, rows]
+
+    def group(
+        self, nodes: Sequence[NodeId], rows: Ints, lengths: Lengths, speeds: Floats
+    ) -> NodeGroup:
+        """A group of `nodes`, which have these `rows` and `speeds`, none of which is 0. `lengths`:
+        prompt chunks held, per slot."""
         return NodeGroup(
             nodes=nodes,
             cached_chunks=lengths[self._slots[rows]],
             store_up=self._store_up[rows],
-            measured=not self._unmeasured,
-            **dict(zip(LOADS + SPEEDS, figures, strict=True)),
+            measured=True,
+            **dict(zip(LOADS, self._figures[: len(LOADS), rows], strict=True)),
+            **dict(zip(SPEEDS, speeds, strict=True)),
         )
 
 
-NOBODY = NodeArrays().group((), np.zeros(0, dtype=np.int64), np.zeros(1, dtype=np.int64))
+NOBODY = NodeArrays().group(
+    (), np.zeros(0, dtype=np.int64), np.zeros(1, dtype=np.int64), np.zeros((len(SPEEDS), 0))
+)

@@ -58,11 +58,15 @@ class NodeView:
     booked_tokens: int = 0
     booked_sequences: int = 0
     booked: dict[RequestId, Booking] = field(default_factory=dict)
-    kind: Kind = field(init=False)  # constant per engine; each placement reads it
+    # Constant per engine; each placement reads them.
+    kind: Kind = field(init=False)
+    chunk_tokens: int = field(init=False)
+    chunk_bytes: int = field(init=False)
     _usable: bool = field(default=False, init=False)
 
     def __post_init__(self) -> None:
-        self.kind = kind_of(self.report)
+        self.kind, layout = kind_of(self.report), self.report.layout
+        self.chunk_tokens, self.chunk_bytes = layout.chunk_tokens, layout.chunk_bytes
 
     @property
     def usable(self) -> bool:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Container, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import msgspec
 import numpy as np
@@ -20,19 +20,22 @@ from baton_protocol.store import ROLES, DataInstance, Kind, NodeLoad, NodeReport
 from baton_router.nodes.node_arrays import NOBODY, NodeArrays
 from baton_router.nodes.node_view import Booking, NodeView, state_of
 from baton_router.nodes.prefix_index import PrefixIndex
-from baton_router.placement.costs import Ints, NodeGroup, select_nodes
+from baton_router.placement.costs import Floats, Ints, NodeGroup, filled_speeds, select_nodes
 
 # How many rolled-out kinds are remembered: requests of older ones have ended long ago.
 MOST_ROLLED = 16
 LOAD_NUMBERS = NodeLoad.__struct_fields__  # numbers that metrics sum up
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class _Members:
-    """The ready nodes of one kind, with the names and rows per role."""
+    """The ready nodes of one kind, with the names and rows per role. `speeds`: those of each role,
+    as of this number of the arrays' changes, without a 0."""
 
     views: list[NodeView]
     roles: dict[Role, tuple[list[NodeId], Ints]]
+    speeds: dict[Role, Floats] = field(default_factory=dict)
+    speeds_as_of: int = -1
 
 
 class PoolView:
@@ -300,13 +303,24 @@ class PoolView:
                 groups[role] = NOBODY
                 continue
             names, rows = members.roles[role]
-            group = self._arrays.group(names, rows, lengths)
+            speeds = self._filled_speeds(members)[role]
+            group = self._arrays.group(names, rows, lengths, speeds)
             if without:
                 group = select_nodes(
                     group, np.array([node not in without for node in names], np.bool_)
                 )
             groups[role] = group
         return groups
+
+    def _filled_speeds(self, members: _Members) -> dict[Role, Floats]:
+        """The speeds of these nodes, without a 0. Computed again only after a change of any speed:
+        most requests come in between."""
+        arrays = self._arrays
+        if members.speeds_as_of != arrays.speed_changes:
+            members.speeds_as_of = arrays.speed_changes
+            reported = [arrays.speeds(rows) for _, rows in members.roles.values()]
+            members.speeds = dict(zip(members.roles, filled_speeds(reported), strict=True))
+        return members.speeds
 
     def instances(self) -> list[dict[NodeId, DataInstance]]:
         """Each data server, in the order of the data URLs, as each connected node of the pool's

@@ -215,26 +215,27 @@ def _stored_beyond(stored_before: Ints, group: NodeGroup) -> Ints:
 
 
 def fill_speeds(groups: Sequence[NodeGroup]) -> list[NodeGroup]:
-    """Replace unmeasured speeds by the median of the measured ones, else by FALLBACK's."""
+    """The groups without unmeasured speeds, see `filled_speeds`."""
     if all(group.measured for group in groups):
         return list(groups)
-    nonempty = [group for group in groups if len(group)]
-    filled: list[dict[str, Any]] = [{} for _ in nonempty]
-    for name in SPEEDS:
-        columns = [getattr(group, name) for group in nonempty]
-        if all(column.all() for column in columns):
-            continue
-        typical = _typical_speed(name, np.concatenate(columns))
-        for speeds, column in zip(filled, columns, strict=True):
-            speeds[name] = np.where(column > 0, column, typical)
-    filled_groups = iter(
-        [replace(group, **speeds) for group, speeds in zip(nonempty, filled, strict=True)]
-    )
-    return [next(filled_groups) if len(group) else group for group in groups]
+    reported = [np.array([getattr(group, name) for name in SPEEDS]) for group in groups]
+    return [
+        replace(group, measured=True, **dict(zip(SPEEDS, speeds, strict=True)))
+        for group, speeds in zip(groups, filled_speeds(reported), strict=True)
+    ]
 
 
-def _typical_speed(name: str, values: Floats) -> float:
-    measured = values[values > 0]
+def filled_speeds(groups: Sequence[Floats]) -> list[Floats]:
+    """Replace unmeasured speeds by the median of the measured ones of all groups, else by
+    FALLBACK's. Each group has a row for each of SPEEDS, and a column for each node."""
+    everywhere = np.concatenate(groups, axis=1)
+    typical = [
+        _typical_speed(name, row[row > 0]) for name, row in zip(SPEEDS, everywhere, strict=True)
+    ]
+    return [np.where(speeds > 0, speeds, np.array(typical)[:, None]) for speeds in groups]
+
+
+def _typical_speed(name: str, measured: Floats) -> float:
     fallback: float = getattr(FALLBACK, name)
     return float(np.median(measured)) if len(measured) else fallback
 

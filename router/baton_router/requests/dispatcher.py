@@ -420,5 +420,7 @@ class Dispatcher:
         self._log(logging.DEBUG, request, None, f"done with {request.record.tokens} tokens")
 
     def _log(self, level: int, request: InFlightRequest, node: NodeId | None, message: str) -> None:
+        if not logger.isEnabledFor(level):
+            return
         extra = {"request": request.id, "attempt": request.record.attempt, "node": node}
         logger.log(level, "%s: %s", node or "-", message, extra=extra)

@@ -76,8 +76,8 @@ class Placer:
         chunks = () if record.reads_no_cache else request.prepared.chunks
         facts = RequestFacts(
             prompt_tokens=len(record.request.prompt_ids) + record.tokens,
-            chunk_tokens=sample.report.layout.chunk_tokens,
-            chunk_bytes=sample.report.layout.chunk_bytes,
+            chunk_tokens=sample.chunk_tokens,
+            chunk_bytes=sample.chunk_bytes,
             stored=stored[: len(chunks)],
             sequences=len(record.open),
             store_up=self.store_up,

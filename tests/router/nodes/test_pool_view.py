@@ -4,11 +4,14 @@ from __future__ import annotations
 
 from typing import Any
 
+import msgspec
+
 from baton_protocol.ids import BlockHash, Epoch, Fingerprint, NodeId, RequestId
 from baton_protocol.link import CacheEvents, Load
 from baton_protocol.store import NodeLoad, Role, Speeds
 from baton_router.nodes.node_view import BOOKING_ARRIVES_S, NodeView, state_of
 from baton_router.nodes.pool_view import PoolView
+from baton_router.placement.costs import FALLBACK
 from tests.router.nodes.test_prefix_index import prefixes_of
 from tests.support.clock import Clock
 from tests.support.nodes.candidates import Candidate, candidates_of
@@ -56,6 +59,22 @@ def test_cached_chunks_come_from_cache_events_of_the_same_epoch() -> None:
     assert only(view, A, B, C).cached_chunks == 1
     view.cache(NODE, CacheEvents(EPOCH, stored=(B,), reset=True))
     assert only(view, A, B, C).cached_chunks == 0
+
+
+def test_placement_sees_each_new_speed_and_none_of_0() -> None:
+    view, measured = make_view(), Speeds(500.0, 7.0, 1e6, 2e6, 0.5)
+    hello(view, speeds=Speeds())
+    assert only(view).speeds == FALLBACK
+    view.load(NODE, Load(EPOCH, "ready", measured, NodeLoad()))
+    assert only(view).speeds == measured
+    hello(view, "decode-1", speeds=Speeds(prefill_tokens_per_s=1500.0))
+    speeds = {each.node: each.speeds for each in candidates(view)}
+    assert speeds[NodeId("decode-1")] == msgspec.structs.replace(
+        measured, prefill_tokens_per_s=1500.0
+    )
+    view.load(NODE, Load(EPOCH, "ready", Speeds(), NodeLoad()))
+    speeds = {each.node: each.speeds for each in candidates(view)}
+    assert speeds[NODE] == msgspec.structs.replace(FALLBACK, prefill_tokens_per_s=1500.0)
 
 
 def test_a_new_epoch_inherits_nothing() -> None:
