@@ -54,7 +54,7 @@ ROUTER_HEADER = "x-baton-router"
 # bytes each) or a prompt's log-probabilities (up to 12 MB).
 MAX_FRAME_BYTES = 64 << 20
 DRAIN_SINCE = 2
-RESET_SINCE = 6
+RESET_SINCE = SLEEP_SINCE = 6
 DRAINED = "drained"
 UNREADABLE_ERROR = ErrorRecord(
     message="the node reported an error that cannot be decoded",
@@ -185,7 +185,8 @@ class Load(msgspec.Struct, frozen=True, tag="load"):
 
     `reason` says why the node drains and `replaced_by` which revision replaces it, both as in
     DrainNode. `leaving` asks routers to move their running requests to other nodes. A node that is
-    `asleep` drains, and its engine has given its memory back.
+    `asleep` drains, and its engine has given its memory back. One that `wakes` is asleep, or about
+    to be, only until a router needs it, which then asks it to wake up.
     """
 
     epoch: Epoch
@@ -198,6 +199,7 @@ class Load(msgspec.Struct, frozen=True, tag="load"):
     leaving: bool = False
     replaced_by: Text = ""
     asleep: bool = False
+    wakes: bool = False
 
 
 class CacheEvents(msgspec.Struct, frozen=True, tag="cache"):

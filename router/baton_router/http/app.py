@@ -28,11 +28,13 @@ from baton_router.http.drain import DrainRoutes
 from baton_router.http.generation import GenerationRoutes
 from baton_router.http.headers import EXACT_HEADER, ID_HEADER, OWN_ID_HEADER, PLACEMENT_HEADER
 from baton_router.http.media_types import JSON_TYPE
+from baton_router.http.node_sleep import SleepRoutes
 from baton_router.http.observers import CONTEXT
 from baton_router.http.openapi import document
 from baton_router.http.plain_path import COMMANDS
 from baton_router.http.pool_routes import PoolRoutes
 from baton_router.http.prefix_cache import RESET_PATH, PrefixCacheRoutes
+from baton_router.nodes.node_calls import NodeCalls
 from baton_router.openai.answers import ErrorAnswer
 from baton_router.requests.context import RequestContext, valid_client_id
 from baton_router.settings import RouterSettings
@@ -59,6 +61,7 @@ class Api:
     tenants: Tenants
     generation: GenerationRoutes
     pool: PoolRoutes
+    node_calls: NodeCalls
     clock: Callable[[], float]
 
     def new_id(self) -> str:
@@ -73,10 +76,11 @@ def build_app(api: Api) -> web.Application:
     app.on_response_prepare.append(_header_signal(cors))
     bodies, answer_s = api.generation.intake.bodies, api.settings.tunables.drain_answer_s
     drains = DrainRoutes(api.pool.fleet, bodies, api.clock, answer_s)
+    sleeps = SleepRoutes(api.pool.fleet, api.node_calls, bodies)
     openapi = web.get("/openapi.json", _openapi)
     app.add_routes(
         [
-            *(*api.generation.routes(), *api.pool.routes(), *drains.routes()),
+            *(*api.generation.routes(), *api.pool.routes(), *drains.routes(), *sleeps.routes()),
             *(*PrefixCacheRoutes(api.pool.fleet).routes(), openapi),
         ],
     )

@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from baton_router.http.drain import DrainFields
+from baton_router.http.node_sleep import SleepFields, WakeFields
 from baton_router.openai.fields.chat import ChatFields
 from baton_router.openai.fields.completions import CompletionFields
 from baton_router.openai.fields.kinds import INT64
@@ -29,6 +30,8 @@ TABLES: Mapping[str, type[FieldTable]] = {
     "chat": ChatFields,
     "completions": CompletionFields,
     "drain": DrainFields,
+    "sleep": SleepFields,
+    "wake": WakeFields,
 }
 SHARED = "both"
 _HEAD = (
@@ -57,7 +60,7 @@ def documented_fields() -> list[DocumentedField]:
         for path, field in _paths(table):
             definitions.setdefault((path, field.remark), {})[name] = field
     fields = [DocumentedField(path, bodies) for (path, _), bodies in definitions.items()]
-    order = ["chat", "completions", SHARED, "drain"]
+    order = ["chat", "completions", SHARED, "drain", "sleep", "wake"]
     return sorted(fields, key=lambda field: order.index(field.where))
 
 
