@@ -475,6 +475,11 @@ class NodeReport(msgspec.Struct, frozen=True, kw_only=True):
         """Whether the node takes requests, now or as soon as it has woken up for one."""
         return self.state == "ready" or self.wakes
 
+    @property
+    def drains(self) -> bool:
+        """Whether the node takes no requests, for good or until it is told otherwise."""
+        return self.state == "draining" and not self.wakes
+
 
 def exact_together(nodes: Iterable[Exact]) -> Exact:
     """How exact nodes are together: "bitwise" only if each of them is."""
