@@ -94,7 +94,7 @@ GOOD: tuple[Good, ...] = (
     ),
     Good(
         "sleep in a pool that another autoscaler scales",
-        {"engine": SIM, "autoscaling": {"mode": "external", "sleepAfterSeconds": 60}},
+        SIM | {"autoscaling": {"mode": "external", "sleepAfterSeconds": 60}},
         {"autoscaling": {"mode": "external", "sleepAfterSeconds": 60, "sleepLevel": 1}},
     ),
     Good(
