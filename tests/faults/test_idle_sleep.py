@@ -36,11 +36,12 @@ def sleepy() -> Iterator[SleepyCluster]:
         yield cluster
 
 
-def answer(url: str, number: int) -> Json:
+def choices_of(url: str, number: int) -> list[Json]:
     body = {"prompt": f"{number}: {'sleep and wake ' * 20}", "max_tokens": 24, "seed": number}
     got = exchange(url, "/v1/completions", body | {"temperature": 1.0})
     assert got.status == 200, got.body
-    return got.body["choices"]
+    choices: list[Json] = got.body["choices"]
+    return choices
 
 
 def test_requests_that_come_as_the_pool_goes_to_sleep_are_answered_by_either_router(
@@ -49,7 +50,7 @@ def test_requests_that_come_as_the_pool_goes_to_sleep_are_answered_by_either_rou
     rng, asleep = random.Random(SEED), 0
     for number, router in zip(range(ROUNDS), cycle(sleepy.routers)):
         asleep += bool(sleepy.asleep())
-        assert answer(router.url, number) == answer(undisturbed.url, number)
+        assert choices_of(router.url, number) == choices_of(undisturbed.url, number)
         time.sleep(rng.uniform(0.9, 1.6) * AFTER_S)
     assert asleep, "no request met a node that slept"
 
@@ -59,7 +60,7 @@ def test_a_pool_of_which_a_sleeping_node_is_killed_answers(
 ) -> None:
     sleepy.await_sleep()
     sleepy.nodes["decode-1"].kill()
-    assert answer(sleepy.url, ROUNDS) == answer(undisturbed.url, ROUNDS)
+    assert choices_of(sleepy.url, ROUNDS) == choices_of(undisturbed.url, ROUNDS)
     sleepy.repair()
 
 
@@ -71,4 +72,4 @@ def test_a_router_that_starts_leaves_a_sleeping_pool_asleep_until_it_has_a_reque
     sleepy.router.start()
     sleepy.await_ready()
     assert sleepy.asleep() == set(sleepy.nodes)
-    assert answer(sleepy.url, ROUNDS + 1) == answer(undisturbed.url, ROUNDS + 1)
+    assert choices_of(sleepy.url, ROUNDS + 1) == choices_of(undisturbed.url, ROUNDS + 1)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from functools import partial
 from typing import Any
 
 import pytest
@@ -31,7 +32,7 @@ async def test_an_idle_pool_sleeps_and_a_request_wakes_all_of_it(
     async with pools.running(decode, prefill, **SLEEPY) as client:
         for _ in range(2):
             for node in (decode, prefill):
-                await until_is(lambda name=node.report.node: client.state(name), "asleep")
+                await until_is(partial(client.state, node.report.node), "asleep")
                 assert node.sleeps[-1] == QUERY
             for path in ("/ready", "/ready?all=1"):
                 assert (await client.get(path))[0] == 200, path
@@ -111,7 +112,7 @@ async def test_a_sleeping_node_that_is_killed_leaves_its_requests_to_the_others(
 ) -> None:
     async with pools.running(decode, other, **SLEEPY) as client:
         for name in ("decode-0", "decode-1"):
-            await until_is(lambda name=name: client.state(name), "asleep")
+            await until_is(partial(client.state, name), "asleep")
         await decode.stop()
         answer = await pools.completing(client)
         assert pools.text_of(answer) == pools.REPLY

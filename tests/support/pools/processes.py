@@ -14,7 +14,7 @@ import uuid
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
-from typing import Any
+from typing import Any, Self
 
 import psutil
 
@@ -131,7 +131,7 @@ class Cluster:
         ]
         self.router = self.routers[0]
 
-    def __enter__(self) -> Cluster:
+    def __enter__(self) -> Self:
         try:
             for one in self.processes():
                 one.start()
