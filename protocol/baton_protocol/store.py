@@ -477,7 +477,7 @@ class NodeReport(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def drains(self) -> bool:
-        """Whether the node takes no requests, for good or until it is told otherwise."""
+        """Whether the node takes no requests, for good or until its drain is ended."""
         return self.state == "draining" and not self.wakes
 
 

@@ -4,9 +4,9 @@ In: calls from the admin routes, and the engine's answers. Out: Sleep and WakeUp
 drain state; an error if requests stay here, or if the engine does not obey. Belongs to the server's
 event loop.
 
-A node that a person puts to sleep stays asleep until it is told to wake up. One that sleeps because
+A node that a person puts to sleep stays asleep until that person wakes it. One that sleeps because
 its pool is idle `wakes`: a router tells it as soon as a request waits. Such a sleep is refused to a
-node that was in use a moment ago, so a router that has not heard of a request yet does no harm.
+node that was in use a moment ago, so a router that does not know of a request yet does no harm.
 """
 
 from __future__ import annotations
@@ -91,7 +91,7 @@ class Sleeping:
     async def sleep(
         self, level: SleepLevel, mode: NodeSleepMode = "move", idle_s: float | None = None
     ) -> None:
-        """Drain, and then sleep. With `idle_s` only if the node was not in use for so long, and
+        """Drain, and then sleep. With `idle_s` only if the node was idle for that time, and
         until a router needs it; without effect on a node that sleeps. Raises SleepRefusedError."""
         async with self._one_at_a_time:
             if idle_s is not None and self.away:

@@ -93,7 +93,7 @@ def _phase(pod: ObservedPod, gauge: Gauge | None) -> Phase:
 
 
 def _since_s(pod: ObservedPod, gauge: Gauge | None, now_s: float) -> float:
-    """A node that slept begins anew: what clients waited for it says nothing of its speed."""
+    """For a node that slept, since then: the wait for its wake-up says nothing of its speed."""
     if pod.drain_since:
         return now_s - pod.seen.drain
     began_s = pod.seen.readiness if pod.ready else pod.seen.created

@@ -1,7 +1,7 @@
 """POST /nodes/{node}/sleep and /wake, for operators: a node gives its engine's memory back.
 
 In: authorized HTTP requests (see `app`). Out: calls of the node's own routes, and an answer once
-the node has obeyed. A node that sleeps by this route stays asleep until it is told to wake up,
+the node has obeyed. A node that sleeps by this route stays asleep until an operator wakes it,
 whatever waits in routers.
 """
 

@@ -319,8 +319,8 @@ OPERATIONS = (
         path="/nodes/{node}/sleep",
         tag="operations",
         summary="Put a node to sleep",
-        description="The node drains, and its engine gives its memory back until it is told to wake"
-        " up. The router answers once it sleeps.",
+        description="The node drains, and its engine gives its memory back until an operator wakes"
+        " it. The router answers once it sleeps.",
         answers={200: NodeSleep},
         errors=_ADMIN,
         body="SleepRequest",

@@ -281,7 +281,7 @@ async def test_a_node_that_sleeps_until_it_is_needed_says_so_unless_a_router_dra
 
 
 @pytest.mark.parametrize("mode", ["wait", "abort"])
-async def test_a_node_that_is_told_to_sleep_lets_its_requests_end_or_hands_them_back(
+async def test_a_node_that_goes_to_sleep_lets_its_requests_end_or_hands_them_back(
     engine: FakeEngine, mode: NodeSleepMode
 ) -> None:
     node, link, request = (

@@ -68,7 +68,7 @@ def test_a_node_that_was_drained_by_hand_is_draining() -> None:
     )
 
 
-def test_a_node_that_sleeps_until_it_is_needed_is_ready_anew_since_it_was_last_seen_asleep() -> (
+def test_a_node_that_sleeps_until_it_is_needed_counts_as_ready_from_when_it_was_last_asleep() -> (
     None
 ):
     decode_pod = pod("decode")

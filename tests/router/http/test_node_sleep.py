@@ -1,4 +1,4 @@
-"""POST /nodes/{node}/sleep and /wake: who may, what the node is told, and what the answer says."""
+"""POST /nodes/{node}/sleep and /wake: who may, what the node receives, and what the answer says."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ SLEEP, WAKE = "/nodes/decode-0/sleep", "/nodes/decode-0/wake"
 AWAY = ["weights", "kv_cache"]
 
 
-async def test_a_node_sleeps_until_it_is_told_to_wake_up(decode: FakeNode) -> None:
+async def test_a_node_sleeps_until_a_person_wakes_it(decode: FakeNode) -> None:
     async with pools.running(decode) as client:
         for body, query in (
             (b"", {"level": "1", "mode": "move"}),
@@ -45,7 +45,7 @@ async def test_a_node_sleeps_until_it_is_told_to_wake_up(decode: FakeNode) -> No
         (WAKE, b"", 503, "decode-0 refuses: requests are still here"),
     ],
 )
-async def test_what_is_wrong_is_told(
+async def test_the_error_says_what_is_wrong(
     path: str, body: Any, status: int, message: str, decode: FakeNode
 ) -> None:
     decode.refusal = "requests are still here"

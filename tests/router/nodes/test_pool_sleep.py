@@ -91,7 +91,7 @@ async def test_a_request_that_a_node_on_its_way_to_sleep_refuses_waits_and_wakes
         assert len(decode.wakes) == 1
 
 
-async def test_a_wake_up_that_fails_is_tried_again_and_its_reason_is_told(
+async def test_a_wake_up_that_fails_is_tried_again_and_the_error_has_its_reason(
     decode: FakeNode,
 ) -> None:
     async with pools.running(decode, unready_wait_s=1.0, **SLEEPY) as client:
