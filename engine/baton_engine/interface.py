@@ -38,6 +38,9 @@ LEVELS: tuple[SleepLevel, ...] = get_args(SleepLevel)
 # What an engine does that should sleep while requests run.
 SleepMode = Literal["refuse", "abort"]
 MODES: tuple[SleepMode, ...] = get_args(SleepMode)
+# What becomes of the requests of LLM, LLMEngine and AsyncLLM at a sleep, by vLLM's names.
+PauseMode = Literal["abort", "wait"]
+PAUSE_MODES: tuple[PauseMode, ...] = get_args(PauseMode)
 # In place of a block that a sequence does not hold.
 PADDING = BlockId(0)
 # Changes the logits of one position, float32 [V], in place or not, and returns them. `prompt` and

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
 
 from baton_engine.core.engine_core import EngineCore
-from baton_engine.interface import SleepLevel, SleepMode
+from baton_engine.interface import PauseMode, SleepLevel
 from baton_engine.llm_engine import LLMEngine
 from baton_engine.offline.arguments import EngineArgs
 from baton_engine.offline.beam_outputs import BeamSearchOutput, BeamSearchParams, beam_output
@@ -150,14 +150,14 @@ class LLM:
         self.engine.reset_prefix_cache()
         return True
 
-    def sleep(self, level: SleepLevel = 1, mode: SleepMode = "refuse") -> None:
-        """Give memory back until wake_up(): that of KV, and at level 2 that of weights (see
-        EngineCore.sleep)."""
-        self.engine.sleep(level, mode)
+    def sleep(self, level: SleepLevel = 1, mode: PauseMode = "abort") -> None:
+        """Give memory back until wake_up(): that of KV, and at level 2 that of weights. `mode` says
+        what becomes of requests that were given to `llm_engine` (see LLMEngine.sleep)."""
+        self.llm_engine.sleep(level, mode)
 
     def wake_up(self, tags: Collection[str] | None = None) -> None:
         """Restore what the tags name ("weights", "kv_cache"), or all."""
-        self.engine.wake_up(tags)
+        self.llm_engine.wake_up(tags)
 
     def update_weights(
         self, path: Path | str | None = None, tensors: Mapping[str, torch.Tensor] | None = None

@@ -11,12 +11,13 @@ LLM runs its prompts by it. For an engine in a process of its own, see baton_nod
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from typing import TYPE_CHECKING, Self
 
 from baton_engine.build import build_torch
 from baton_engine.core.engine_core import EngineCore
-from baton_engine.interface import Matcher, StepResult
+from baton_engine.core.sleep import check_sleep
+from baton_engine.interface import PAUSE_MODES, Matcher, PauseMode, SleepLevel, StepResult
 from baton_engine.offline.arguments import EngineArgs
 from baton_engine.offline.model_text import ModelText, needed
 from baton_engine.offline.outputs import RequestOutput
@@ -54,6 +55,7 @@ class LLMEngine:
         self._clock = clock
         self._running: dict[RequestId, RunningRequest] = {}
         self._pinned_until: dict[str, float] = {}  # by the clock
+        self._kept: list[RequestOutput] = []
         self._grammars: Grammars | None = None
         self._step_began = 0.0
 
@@ -114,13 +116,38 @@ class LLMEngine:
     def has_unfinished_requests(self) -> bool:
         """Whether step() has something to do. After the last output this may be one more step, of
         which nothing comes."""
-        return bool(self._running) or self.engine_core.has_work()
+        return bool(self._running or self._kept) or self.engine_core.has_work()
 
     def get_num_unfinished_requests(self) -> int:
         return len(self._running)
 
+    def sleep(self, level: SleepLevel = 1, mode: PauseMode = "abort") -> None:
+        """Give memory back until wake_up() (see EngineCore.sleep). Requests are aborted and have no
+        more outputs; with the mode "wait" they end first, and step() returns their outputs
+        later. Raises SettingsError for an unknown level or mode."""
+        check_sleep(level, mode, PAUSE_MODES)
+        if mode == "wait":
+            while self._running or self.engine_core.has_work():
+                self._kept += self._step()
+        self._running.clear()
+        self.engine_core.sleep(level, "abort")
+
+    def wake_up(self, tags: Collection[str] | None = None) -> None:
+        """Restore what the tags name ("weights", "kv_cache"), or all."""
+        self.engine_core.wake_up(tags)
+
+    def is_sleeping(self) -> bool:
+        return self.engine_core.is_sleeping
+
     def step(self) -> list[RequestOutput]:
-        """Run one engine step, and return the outputs that are due, at most one per request."""
+        """Run one engine step, and return the outputs that are due, at most one per request. The
+        outputs of requests that ended before a sleep come first, without a step."""
+        if self._kept:
+            outputs, self._kept = self._kept, []
+            return outputs
+        return self._step()
+
+    def _step(self) -> list[RequestOutput]:
         began, earlier = self._clock(), self._step_began
         self._step_began = began
         for name in [name for name, until in self._pinned_until.items() if until <= began]:

@@ -15,13 +15,15 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import AsyncGenerator, Callable, Iterable
+from collections.abc import AsyncGenerator, Callable, Collection, Iterable
 from itertools import count
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
 
 from baton_engine.config.engine_config import SimConfig
-from baton_engine.interface import EngineInfo
+from baton_engine.core.sleep import check_sleep, checked_parts
+from baton_engine.errors import EngineBusy
+from baton_engine.interface import PAUSE_MODES, EngineInfo, Part, PauseMode, SleepLevel
 from baton_engine.offline.arguments import EngineArgs
 from baton_engine.offline.model_text import ModelText, default_params, has_text, needed
 from baton_engine.offline.outputs import RequestOutput
@@ -31,7 +33,7 @@ from baton_engine.offline.running_request import RequestMaker, RunningRequest
 from baton_node.artifacts import load_artifacts
 from baton_node.errors import EngineLost, SetupError
 from baton_node.ipc.engine_process import ENGINE_MODULE, EngineProcess, start_engine
-from baton_node.ipc.messages import FinishChoice, Prompted, Step, ToServer
+from baton_node.ipc.messages import FinishChoice, Prompted, Sleep, Slept, Step, ToServer, WakeUp
 from baton_node.settings import NodeSettings
 from baton_protocol.errors import error_of
 from baton_protocol.ids import Epoch, RequestId
@@ -111,6 +113,12 @@ class AsyncLLM:
         self._engine: EngineProcess | None = None
         self._serving: asyncio.Task[None] | None = None
         self._ended: SetupError | None = None
+        self._awake = asyncio.Event()  # not set from the beginning of a sleep to its end
+        self._awake.set()
+        self._changed = asyncio.Event()  # set by each frame of the engine
+        self._one_at_a_time = asyncio.Lock()
+        self._slept: Slept | None = None  # the answer that was asked for last
+        self._away: tuple[Part, ...] = ()
 
     @classmethod
     def from_engine_args(cls, args: EngineArgs) -> Self:
@@ -199,6 +207,8 @@ class AsyncLLM:
         """Take no more requests, and end all that run with this error."""
         self._ended = self._ended or error
         self._ready.set()
+        self._awake.set()
+        self._changed.set()
         for stream in self._streams.values():
             stream.wake()
 
@@ -221,11 +231,15 @@ class AsyncLLM:
         `finished`. A caller that is slower than the engine gets fewer outputs, and misses nothing.
 
         Without parameters, those of default_sampling_params() apply. Requests may share an id.
-        With scheduling_policy "priority", one with a lower `priority` runs first.
+        With scheduling_policy "priority", one with a lower `priority` runs first. While the engine
+        sleeps, or is about to, a request waits.
         Raises InvalidRequest or PromptTooLong for one that can never run, ModelError if the model
         lacks a tokenizer for it, and EngineDeadError if the engine process ends.
         """
         await self.start()
+        while not self._awake.is_set():
+            await self._awake.wait()
+            self._check_alive()
         params = self.default_sampling_params() if sampling_params is None else sampling_params
         number = next(self._ids)
         running = self._make(
@@ -249,16 +263,79 @@ class AsyncLLM:
                     return
         finally:
             del self._streams[running.id]
+            self._changed.set()
             if not running.ended:
                 self._send(Abort(running.id, running.request.attempt))
+
+    # --- sleep ------------------------------------------------------------------------------------
+
+    async def sleep(self, level: SleepLevel = 1, mode: PauseMode = "abort") -> None:
+        """Give memory back until wake_up(): that of KV, and at level 2 that of weights (see
+        EngineCore.sleep). Running requests are aborted; with the mode "wait" they end first. New
+        ones wait for wake_up() from now on.
+
+        Raises SettingsError for an unknown level or mode, and EngineDeadError if the engine process
+        ends."""
+        check_sleep(level, mode, PAUSE_MODES)
+        await self.start()
+        async with self._one_at_a_time:
+            self._awake.clear()
+            try:
+                if mode == "abort":
+                    self._abort(list(self._streams.values()))
+                await self._until(
+                    lambda: all(stream.running.ended for stream in self._streams.values())
+                )
+                await self._ask(Sleep(level))
+            finally:
+                self._note_awake()
+
+    async def wake_up(self, tags: Collection[str] | None = None) -> None:
+        """Restore what the tags name ("weights", "kv_cache"), or all. Raises SettingsError for an
+        unknown tag, and EngineBusy, still asleep, if a part cannot be restored, or if the model's
+        folder has other weights now: they need another AsyncLLM."""
+        parts = checked_parts(tags)
+        await self.start()
+        async with self._one_at_a_time:
+            answer = await self._ask(WakeUp(tuple(parts)))
+            self._note_awake()
+            if answer.changed:
+                raise EngineBusy("the model's folder has other weights than before the sleep")
+
+    async def is_sleeping(self) -> bool:
+        """Whether a part is away, so that requests wait."""
+        return bool(self._away)
+
+    def _note_awake(self) -> None:
+        if not self._away:
+            self._awake.set()
+
+    async def _ask(self, frame: Sleep | WakeUp) -> Slept:
+        self._slept = None
+        self._send(frame)
+        await self._until(lambda: self._slept is not None)
+        assert self._slept is not None
+        if self._slept.error:
+            raise EngineBusy(self._slept.error)
+        return self._slept
+
+    async def _until(self, condition: Callable[[], bool]) -> None:
+        """Wait until a frame of the engine makes it true. Raises EngineDeadError."""
+        while not condition():
+            self._check_alive()
+            self._changed.clear()
+            await self._changed.wait()
 
     async def abort(self, request_id: str | Iterable[str]) -> None:
         """End all requests of these ids. Their generators yield one more output, whose open choices
         have the finish reason "abort"."""
         ids = {request_id} if isinstance(request_id, str) else set(request_id)
-        for stream in self._streams.values():
+        self._abort([one for one in self._streams.values() if one.running.given_id in ids])
+
+    def _abort(self, streams: Iterable[_Stream]) -> None:
+        for stream in streams:
             running = stream.running
-            if running.given_id in ids and not running.ended:
+            if not running.ended:
                 running.abort()
                 self._send(Abort(running.id, running.request.attempt))
                 stream.wake()
@@ -277,7 +354,7 @@ class AsyncLLM:
 
     # --- frames ---------------------------------------------------------------------------------
 
-    def _send(self, frame: RunJob | Abort | FinishChoice) -> None:
+    def _send(self, frame: RunJob | Abort | FinishChoice | Sleep | WakeUp) -> None:
         if self._engine is not None:
             self._engine.send(frame)
 
@@ -291,6 +368,9 @@ class AsyncLLM:
                     stream.wake()
             case Load():
                 self.load = frame.load
+            case Slept():
+                self._slept, self._away = frame, frame.away
+        self._changed.set()
 
     def _take_step(self, step: Step) -> None:
         now = time.monotonic()

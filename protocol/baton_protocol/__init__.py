@@ -32,7 +32,7 @@ block hashes, `KVLayout`, fingerprints and the error classes. Every other packag
 # 6: ResetPrefixCache. Request.priority and SamplingParams.skip_reading_prefix_cache, which an older
 #    node ignores: its answers are the same.
 #    SamplingParams.use_beam_search and extra_args, which only nodes of this version get.
-# 7: PinPrefix, UnpinPrefix.
+# 7: PinPrefix, UnpinPrefix, Load.pins; Load.wakes, and the routes /sleep and /wake_up of nodes.
 PROTOCOL_VERSION = 7
 STRUCTURED_SINCE = 5
 BEAMS_SINCE = EXTRA_ARGS_SINCE = 6

@@ -58,7 +58,7 @@ ROUTER_HEADER = "x-baton-router"
 MAX_FRAME_BYTES = 64 << 20
 DRAIN_SINCE = 2
 RESET_SINCE = 6
-PINS_SINCE = 7
+PINS_SINCE = SLEEP_SINCE = 7
 PinState = Literal["loading", "pinned", "refused", "released"]
 DRAINED = "drained"
 UNREADABLE_ERROR = ErrorRecord(
@@ -227,7 +227,9 @@ class Load(msgspec.Struct, frozen=True, tag="load"):
 
     `reason` says why the node drains and `replaced_by` which revision replaces it, both as in
     DrainNode. `leaving` asks routers to move their running requests to other nodes. A node that is
-    `asleep` drains, and its engine has given its memory back. `pins` are its pinned prefixes.
+    `asleep` drains, and its engine has given its memory back. One that `wakes` is asleep, or about
+    to be, only until a router needs it, which then asks it to wake up. `pins` are its pinned
+    prefixes.
     """
 
     epoch: Epoch
@@ -240,6 +242,7 @@ class Load(msgspec.Struct, frozen=True, tag="load"):
     leaving: bool = False
     replaced_by: Text = ""
     asleep: bool = False
+    wakes: bool = False
     pins: Annotated[tuple[PinReport, ...], Meta(max_length=MAX_PINS)] = ()
 
 

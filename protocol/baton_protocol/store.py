@@ -449,7 +449,8 @@ class NodeReport(msgspec.Struct, frozen=True, kw_only=True):
     `exact` is that of its engine; a node that does not report it counts as "numeric". `weights` is
     the dtype of its weights, or how they are quantized ("": unknown or none). `max_logprobs` is how
     many likely tokens a request may ask for at a position. A node that is `asleep` drains, and its
-    engine has given its memory back.
+    engine has given its memory back. One that `wakes` is asleep, or about to be, until a router
+    needs it.
     """
 
     node: Name
@@ -479,6 +480,17 @@ class NodeReport(msgspec.Struct, frozen=True, kw_only=True):
     weights: Text = ""
     max_logprobs: Count = MAX_LOGPROBS
     asleep: bool = False
+    wakes: bool = False
+
+    @property
+    def serves(self) -> bool:
+        """Whether the node takes requests, now or as soon as it has woken up for one."""
+        return self.state == "ready" or self.wakes
+
+    @property
+    def drains(self) -> bool:
+        """Whether the node takes no requests, for good or until its drain is ended."""
+        return self.state == "draining" and not self.wakes
 
 
 def exact_together(nodes: Iterable[Exact]) -> Exact:

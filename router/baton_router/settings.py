@@ -42,6 +42,7 @@ class Tunables(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     drain_answer_s: float = 2.0
     # All files of one node's tokenizer together. The largest tokenizers have 35 MB.
     max_artifact_bytes: int = 128 << 20
+    retry_sleep_s: float = 5.0  # pause after a node has refused to sleep or to wake up
     retry_model_s: float = 1.0  # pause after a failed fetch of a node's files
     report_every_s: float = 1.0  # interval of load reports, which expire after `report_ttl_s`
     report_ttl_s: float = 5.0
@@ -77,6 +78,20 @@ class RequestSettings:
         metavar="SECONDS",
         least=0,
         flag="--unready-wait",
+    )
+    sleep_after_s: float = option(
+        0.0,
+        "seconds without a request after which all nodes sleep, until one comes; 0: never",
+        metavar="SECONDS",
+        least=0,
+        flag="--sleep-after",
+    )
+    sleep_level: int = option(
+        1,
+        "what they give back: 1 only KV, and weights go to host memory; 2 also the weights, which"
+        " are loaded again",
+        least=1,
+        most=2,
     )
     request_timeout_s: float = option(
         600.0,
@@ -255,6 +270,11 @@ class RouterSettings(RequestSettings, AdmissionSettings, TenantSettings):
         (), "nodes that /ready?all=1 waits for, in addition to those that are found", hidden=True
     )
     tunables: Tunables = Tunables()
+
+    @property
+    def hold_s(self) -> float:
+        """Seconds for which a request is held while no node is ready; 0: it is not."""
+        return self.wake_wait_s or (self.unready_wait_s if self.sleep_after_s else 0.0)
 
     def check(self) -> None:
         """Raise InvalidRequest with the setting, its value and the allowed values."""

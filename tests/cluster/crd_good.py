@@ -93,10 +93,17 @@ GOOD: tuple[Good, ...] = (
         autoscaled_spec(decode={"mode": "external"}, ratio={"min": "0.25", "max": 2}),
     ),
     Good(
+        "sleep in a pool that another autoscaler scales",
+        SIM | {"autoscaling": {"mode": "external", "sleepAfterSeconds": 60}},
+        {"autoscaling": {"mode": "external", "sleepAfterSeconds": 60, "sleepLevel": 1}},
+    ),
+    Good(
         "a pool that scales to zero",
         autoscaled_spec(
             prefill={"min": 0, "max": 4},
             scaleToZeroAfterSeconds=600,
+            sleepAfterSeconds=60,
+            sleepLevel=2,
             schedules=[
                 {
                     "days": ["Mon", "Fri"],

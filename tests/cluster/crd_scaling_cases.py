@@ -89,6 +89,13 @@ BAD_SCALING: tuple[Bad, ...] = (
         "leave this field out, or write mode: auto",
     ),
     Bad(
+        "sleep after the pool has no nodes any more",
+        autoscaled_spec(sleepAfterSeconds=600, scaleToZeroAfterSeconds=600),
+        "autoscaling.sleepAfterSeconds",
+        "fewer seconds than scaleToZeroAfterSeconds",
+    ),
+    Bad("sleep at level 3", autoscaled_spec(sleepLevel=3), "sleepLevel", "equal to 2"),
+    Bad(
         "scale to zero after 1 second",
         autoscaled_spec(scaleToZeroAfterSeconds=1),
         "scaleToZeroAfterSeconds",

@@ -160,6 +160,7 @@ class FakePool:
         requests: int = 0,
         state: NodeState = "ready",
         fingerprint: Fingerprint = FINGERPRINT,
+        wakes: bool = False,
     ) -> None:
         """Register the node's report in the index; role and revision come from the pod's labels."""
         labels = self.pool.pod(node)["metadata"]["labels"]
@@ -170,6 +171,8 @@ class FakePool:
             fingerprint=fingerprint,
             load=NodeLoad(requests=requests),
             state=state,
+            asleep=wakes,
+            wakes=wakes,
         )
 
         async def register() -> None:

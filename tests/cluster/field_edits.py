@@ -217,6 +217,18 @@ EDITS = (
         (ROUTER,),
         "--wake-wait=900",
     ),
+    Edit(
+        "autoscaling.sleepAfterSeconds",
+        _autoscaled(sleepAfterSeconds=60),
+        (ROUTER,),
+        "--sleep-after=60",
+    ),
+    Edit(
+        "autoscaling.sleepLevel",
+        _autoscaled(sleepAfterSeconds=60, sleepLevel=2),
+        (ROUTER,),
+        "--sleep-level=2",
+    ),
     *_role_edits("router", ROUTER),
     Edit("router.service.type", _router(service={"type": "NodePort"}), (SERVICE,), '"NodePort"'),
     Edit("router.service.port", _router(service={"port": 8123}), (SERVICE,), '"port": 8123'),

@@ -126,6 +126,29 @@ def test_an_idle_pool_scales_to_zero_until_a_request_is_held(
     until(lambda: any("prefill 0 -> 1" in one for one in fake_pool.scale_events()), "its event")
 
 
+@pytest.mark.parametrize("fake_pool", [{"sleepAfterSeconds": 10}], indirect=True)
+def test_a_pool_whose_engines_sleep_keeps_its_nodes_and_says_so(
+    fake_pool: FakeAutoscaledPool, clients: Clients
+) -> None:
+    args = fake_pool.pool.child("Deployment", "router")["spec"]["template"]["spec"]["containers"][0]
+    assert {"--wake-wait=900", "--sleep-after=10"} <= {*args["args"]}
+    clients.uncached = 1000.0
+    fake_pool.wait_demand_known()
+    clients.uncached, clients.idle_s = 0.0, 11.0
+    nodes = [node for role in ROLES for node in fake_pool.pods(role)]
+    for node in nodes:
+        fake_pool.report(node, state="draining", wakes=True)
+    until(lambda: fake_pool.decision()["reason"] == "NodesAsleep", "the sleep")
+    assert fake_pool.decision()["message"].startswith("idle for ")
+    until(lambda: fake_pool.pool.condition("Serving")["reason"] == "NodesAsleep", "Serving")
+    assert fake_pool.pool.condition("Ready")["status"] == "True"
+    assert fake_pool.replica_counts() == (1, 1)
+    for node in nodes:
+        fake_pool.report(node)
+    until(lambda: fake_pool.pool.condition("Serving")["reason"] == "Answering", "Serving")
+    assert not fake_pool.router.targets("drain")
+
+
 def test_scale_to_zero_starts_only_once_routers_can_hold_requests(
     fake_pool: FakeAutoscaledPool, clients: Clients, operator: Operator
 ) -> None:

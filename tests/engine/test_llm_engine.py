@@ -8,6 +8,8 @@ import pytest
 
 from baton_engine import LLM, LLMEngine, RequestOutputKind, SamplingParams
 from baton_engine.core.engine_core import EngineCore
+from baton_engine.errors import EngineAsleep
+from baton_engine.interface import PauseMode
 from baton_engine.offline.outputs import RequestOutput
 from baton_engine.offline.prompts import Prompt
 from baton_protocol.errors import InvalidRequest, NotEnoughMemory, PromptTooLong
@@ -128,6 +130,28 @@ def test_an_aborted_request_has_no_more_outputs_and_its_blocks_are_free(engine: 
     assert engine.get_num_unfinished_requests() == 1
     assert set(run_to_end(engine)) == {"c"}
     assert not engine.has_unfinished_requests()
+
+
+@pytest.mark.parametrize("mode", ["abort", "wait"])
+def test_a_sleep_forgets_the_requests_or_keeps_the_outputs_of_their_ends(
+    engine: LLMEngine, mode: PauseMode
+) -> None:
+    params = SamplingParams(max_tokens=20, seed=1)
+    undisturbed = answers(engine, ["a"], [params])
+    engine.add_request("a", "a", params)
+    engine.step()
+    engine.sleep(2, mode)
+    assert engine.is_sleeping()
+    assert engine.has_unfinished_requests() == (mode == "wait")
+    outputs = run_to_end(engine)
+    assert list(outputs) == (["a"] if mode == "wait" else [])
+    if mode == "wait":
+        assert outputs["a"][-1].outputs[0].text == undisturbed[0].outputs[0].text
+    with pytest.raises(EngineAsleep):
+        engine.add_request("b", "a", params)
+    engine.wake_up()
+    again = answers(engine, ["a"], [params])
+    assert again[0].outputs[0].text == undisturbed[0].outputs[0].text
 
 
 def test_a_request_that_cannot_run_is_refused_and_leaves_nothing(engine: LLMEngine) -> None:

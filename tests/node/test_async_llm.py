@@ -21,6 +21,7 @@ import pytest
 from baton_engine import LLM, RequestOutputKind, SamplingParams, StructuredOutputsParams
 from baton_engine.config.engine_config import SimConfig
 from baton_engine.errors import ModelError, SettingsError
+from baton_engine.interface import PauseMode
 from baton_engine.offline.outputs import CompletionOutput, RequestOutput
 from baton_engine.offline.prompts import Prompt
 from baton_node import AsyncLLM, EngineDeadError
@@ -200,6 +201,47 @@ async def test_a_shut_down_engine_ends_its_generators_and_a_second_one_runs() ->
     await never_started.wait_stopped()
     with pytest.raises(EngineDeadError, match="shut down"):
         await never_started.start()
+
+
+@pytest.mark.parametrize("mode", ["abort", "wait"])
+async def test_a_sleep_aborts_or_awaits_the_requests_and_later_ones_wait_for_the_wake_up(
+    mode: PauseMode,
+) -> None:
+    params = SamplingParams(max_tokens=60, seed=1, ignore_eos=True)
+    async with sim_llm(sim=SimConfig(decode_ms=5)) as llm:
+        undisturbed = (await last_output(llm, "a", params)).outputs[0].token_ids
+        running = asyncio.create_task(last_output(llm, "a", params))
+        await until(lambda: llm.load.running)
+        sleeping = asyncio.create_task(llm.sleep(2, mode))
+        await asyncio.sleep(0)
+        later = asyncio.create_task(last_output(llm, "a", params))
+        await sleeping
+        [choice] = (await running).outputs
+        assert choice.finish_reason == ("abort" if mode == "abort" else "length")
+        assert (choice.token_ids == undisturbed) == (mode == "wait")
+        assert await llm.is_sleeping()
+        await llm.sleep(1)  # it sleeps already
+        await llm.wake_up(["weights"])
+        assert await llm.is_sleeping()
+        assert not later.done()
+        await llm.wake_up()
+        assert not await llm.is_sleeping()
+        assert (await later).outputs[0].token_ids == undisturbed
+
+
+async def test_an_engine_that_ends_asleep_ends_the_requests_that_wait_for_its_wake_up() -> None:
+    async with sim_llm() as llm:
+        for wrong in (llm.sleep(3), llm.sleep(1, "keep"), llm.wake_up(["kv"])):  # type: ignore[arg-type]
+            with pytest.raises(SettingsError, match="is unknown"):
+                await wrong
+        await llm.sleep()
+        waiting = asyncio.create_task(last_output(llm, "a", ENDLESS))
+        await asyncio.sleep(0)
+        assert llm.engine_pid is not None
+        os.kill(llm.engine_pid, signal.SIGKILL)
+        for task in (waiting, llm.wake_up()):
+            with pytest.raises(EngineDeadError):
+                await task
 
 
 async def test_wrong_requests_raise_in_their_own_generator() -> None:

@@ -35,12 +35,11 @@ from baton_engine.core.kv_chunks import full_chunks
 from baton_engine.core.request_limits import RequestLimits
 from baton_engine.core.requests import RunningRequests
 from baton_engine.core.reservations import NOTHING, Landed, Reservations
-from baton_engine.core.sleep import EngineParts, NoRunner, Resources, checked_parts
+from baton_engine.core.sleep import EngineParts, NoRunner, Resources, check_sleep, checked_parts
 from baton_engine.core.step_log import StepLog
 from baton_engine.core.totals import Totals
 from baton_engine.errors import EngineAsleep, EngineBusy, OutOfMemory, SettingsError
 from baton_engine.interface import (
-    LEVELS,
     MODES,
     PARTS,
     CacheChange,
@@ -363,10 +362,7 @@ class EngineCore:
         mode "abort", requests are forgotten instead, as abort() does. Raises SettingsError for
         another level or mode.
         """
-        if level not in LEVELS:
-            raise SettingsError(f"sleep level {level} is unknown; use 1 or 2")
-        if mode not in MODES:
-            raise SettingsError(f"sleep mode {mode!r} is unknown; use {' or '.join(MODES)}")
+        check_sleep(level, mode, MODES)
         if mode == "abort":
             for request in list(self._states):
                 self.abort(request)

@@ -13,6 +13,7 @@ from typing import Any, Protocol
 
 from baton_engine.errors import EngineAsleep, SettingsError
 from baton_engine.interface import (
+    LEVELS,
     PARTS,
     EngineInfo,
     KVMemory,
@@ -75,6 +76,14 @@ class NoRunner:
 
     def launch(self, rows: object) -> Launched:
         raise EngineAsleep("the engine sleeps; wake it up first")
+
+
+def check_sleep(level: object, mode: object, modes: Collection[str]) -> None:
+    """Raises SettingsError for an unknown level or mode."""
+    if level not in LEVELS:
+        raise SettingsError(f"sleep level {level} is unknown; use 1 or 2")
+    if mode not in modes:
+        raise SettingsError(f"sleep mode {mode!r} is unknown; use {' or '.join(modes)}")
 
 
 def checked_parts(tags: Collection[str] | None) -> frozenset[Part]:

@@ -1,6 +1,7 @@
 """The node's admin routes, with the names of vLLM's.
 
-    POST /sleep?level=1          drain, then give back KV (level 1) or KV and weights (level 2)
+    POST /sleep?level=1&mode=    drain, then give back KV (level 1) or KV and weights (level 2);
+                                 mode: see NodeSleepMode. &idle_s=: for routers (see `sleeping`)
     POST /wake_up?tags=          restore what the tags name (weights, kv_cache), or all
     GET /is_sleeping             {"is_sleeping": bool, "away": [...]}
     POST /update_weights         {"path": FOLDER}: drain, then serve the weights of that folder
@@ -18,7 +19,7 @@ import asyncio
 import logging
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Protocol
+from typing import Annotated, Protocol
 
 import msgspec
 from aiohttp import web
@@ -27,8 +28,10 @@ from baton_engine.interface import LEVELS, PARTS, Part
 from baton_node.artifacts import ModelFiles
 from baton_node.errors import SetupError
 from baton_node.server.node import Node
-from baton_node.server.sleeping import SleepRefusedError, WeightsChangedError
+from baton_node.server.sleeping import NODE_SLEEP_MODES, SleepRefusedError, WeightsChangedError
 from baton_node.settings import NodeSettings
+
+IdleSeconds = Annotated[float, msgspec.Meta(ge=0)]
 
 logger = logging.getLogger(__name__)
 
@@ -80,8 +83,12 @@ class AdminRoutes:
         level = next((level for level in LEVELS if str(level) == asked), None)
         if level is None:
             raise web.HTTPBadRequest(text=f"level {asked!r} is unknown; use 1 or 2\n")
+        mode = request.query.get("mode", "move")
+        if mode not in NODE_SLEEP_MODES:
+            known = ", ".join(NODE_SLEEP_MODES)
+            raise web.HTTPBadRequest(text=f"mode {mode!r} is unknown; use {known}\n")
         try:
-            await node.sleeping.sleep(level)
+            await node.sleeping.sleep(level, mode, _idle_s(request))
         except SleepRefusedError as error:
             raise web.HTTPConflict(text=f"{error}\n") from error
         return self._state(node)
@@ -153,3 +160,13 @@ class AdminRoutes:
     def _state(self, node: Node) -> web.Response:
         away = list(node.sleeping.away)
         return web.json_response({"is_sleeping": bool(away), "away": away})
+
+
+def _idle_s(request: web.Request) -> float | None:
+    text = request.query.get("idle_s")
+    if text is None:
+        return None
+    try:
+        return msgspec.convert(text, IdleSeconds, strict=False)
+    except msgspec.ValidationError as error:
+        raise web.HTTPBadRequest(text=f"idle_s: {error}\n") from error

@@ -3,7 +3,7 @@
     GET /link                WebSocket for routers (frames of baton_protocol.link)
     GET /artifacts/{digest}  the model's tokenizer, config and template files
     GET /health              200 while this process runs, even before the engine is ready
-    GET /ready               200 if the node accepts jobs, otherwise 503
+    GET /ready               200 if the node accepts jobs, or would wake up for one; else 503
     GET /metrics             Prometheus metrics
     POST /profile            a profile of the next steps; /start_profile, /stop_profile (`profiles`)
     POST /sleep, /wake_up    give the engine's memory back, and take it again (see `admin`)
@@ -128,8 +128,9 @@ class NodeServer:
         return web.json_response(self._about())
 
     async def is_ready(self, request: web.Request) -> web.Response:
-        about = self._about()
-        return web.json_response(about, status=200 if about["state"] == "ready" else 503)
+        service = self.service
+        serves = service is not None and (service.state == "ready" or service.load.wakes)
+        return web.json_response(self._about(), status=200 if serves else 503)
 
     async def metrics_page(self, request: web.Request) -> web.Response:
         headers = {"Content-Type": "text/plain; version=0.0.4"}

@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import math
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -95,11 +96,12 @@ class Draining:
         self._ending = True
         self._begin(until, self.reason or reason)
 
-    def begin_sleep(self) -> None:
-        """Drain because the engine goes to sleep."""
+    def begin_sleep(self, *, waits: bool = False) -> None:
+        """Drain because the engine goes to sleep. `waits`: until requests have ended, however long
+        that takes."""
         self._sleeps = True
         if self.state == "ready":
-            self._begin(self._clock() + self._limit_s, SLEEPS)
+            self._begin(math.inf if waits else self._clock() + self._limit_s, SLEEPS)
 
     def end_sleep(self) -> None:
         """Accept jobs again, unless a router has asked for a drain."""
@@ -128,6 +130,11 @@ class Draining:
         logger.info("taking requests again")
         self._changed()
 
+    @property
+    def is_asked(self) -> bool:
+        """Whether a router has asked for a drain, or the process ends."""
+        return self._frame is not None or self._ending
+
     def note_saved(self) -> None:
         """The engine answered a Drain: the store has stored or refused the chunks of running
         requests."""
@@ -146,7 +153,8 @@ class Draining:
             left,
         )
         self._changed()
-        self._timer = asyncio.get_running_loop().call_later(left, self._deadline)
+        if left < math.inf:
+            self._timer = asyncio.get_running_loop().call_later(left, self._deadline)
 
     def _deadline(self) -> None:
         self._due = True

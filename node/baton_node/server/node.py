@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import time
 from contextlib import suppress
 
 import msgspec
@@ -72,6 +73,9 @@ HANDED_BACK = ErrorRecord(
     status=503,
     retryable=True,
 )
+HANDED_BACK_FOR_SLEEP = msgspec.structs.replace(
+    HANDED_BACK, message="this node went to sleep before the request ended"
+)
 
 
 class Node:
@@ -101,8 +105,9 @@ class Node:
         self._waits = waits or EndWaits()
         limit_s, save_s = identity.settings.drain_timeout_s, self._waits.save_s
         self._draining = Draining(engine.send, self._send_load, limit_s, save_s)
+        self._used_at = time.monotonic()
         self.sleeping = Sleeping(
-            *(engine.send, self._draining, self._emptied, self._send_load),
+            *(engine.send, self._draining, self, self._send_load),
             sleep_s=self._waits.sleep_s,
             wake_s=identity.settings.start_timeout_s,
         )
@@ -135,6 +140,7 @@ class Node:
             leaving=self._draining.leaving,
             replaced_by=self._draining.replaced_by,
             asleep=bool(self.sleeping.away),
+            wakes=self.sleeping.wakes and not self._draining.is_asked,
         )
 
     def report(self) -> NodeReport:
@@ -196,6 +202,7 @@ class Node:
             link.send(JobFailed(request, attempt, refusal))
             return
         self._table.open_request(job, link)
+        self.note_use()
         if len(self._links) > 1:  # tell other routers; the sender has booked the job itself
             self._load_throttle.request_load()
 
@@ -229,6 +236,8 @@ class Node:
                 self._table.fail_request(frame)
             case Load():
                 self._figures = frame
+                if self.requests:
+                    self.note_use()
                 self._uncounted.drop_counted(frame.load.jobs_total)
                 self._send_load()
                 self._table.drop_expired()
@@ -269,8 +278,17 @@ class Node:
         except TimeoutError:
             logger.warning("shutting down before the store has accepted all chunks")
 
-    async def _emptied(self) -> bool:
-        """Wait until the requests of a draining node have left; False if they stay."""
+    def idle_s(self) -> float:
+        """Seconds since a request was here, or since the start, or the end of a sleep."""
+        return 0.0 if self.requests else time.monotonic() - self._used_at
+
+    def note_use(self) -> None:
+        self._used_at = time.monotonic()
+
+    def hand_back(self) -> None:
+        self._table.hand_back_requests(HANDED_BACK_FOR_SLEEP)
+
+    async def leave(self) -> bool:
         await self._let_requests_leave()
         return not self.requests
 

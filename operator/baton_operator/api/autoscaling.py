@@ -179,7 +179,7 @@ class AutoscalingSpec(Record, frozen=True, kw_only=True):
         CelRule(
             "!has(self.decode) || self.decode.min != 0",
             "0 decode nodes cannot answer; write at least 1, or set scaleToZeroAfterSeconds "
-            "for a pool that may sleep",
+            "for a pool that may have none",
             field=".decode",
         ),
         CelRule(
@@ -189,6 +189,13 @@ class AutoscalingSpec(Record, frozen=True, kw_only=True):
             "an external autoscaler sets a number of nodes; leave this field out, or write "
             "mode: auto for both roles",
             field=".scaleToZeroAfterSeconds",
+        ),
+        CelRule(
+            "!has(self.sleepAfterSeconds) || !has(self.scaleToZeroAfterSeconds)"
+            " || self.sleepAfterSeconds < self.scaleToZeroAfterSeconds",
+            "the pool would have no nodes before they sleep; write fewer seconds than"
+            " scaleToZeroAfterSeconds",
+            field=".sleepAfterSeconds",
         ),
         *ratio_rules(),
         *window_rules(),
@@ -218,6 +225,26 @@ class AutoscalingSpec(Record, frozen=True, kw_only=True):
         ]
         | None
     ) = None
+    sleep_after_seconds: (
+        Annotated[
+            int,
+            Meta(
+                ge=10,
+                description="Seconds without a request after which the engines of all nodes sleep"
+                " until one comes. The nodes stay. Default: they never sleep.",
+            ),
+        ]
+        | None
+    ) = None
+    sleep_level: Annotated[
+        int,
+        Meta(
+            ge=1,
+            le=2,
+            description="What sleeping engines give back. 1: KV, and weights go to host memory. 2:"
+            " also the weights, which are loaded again.",
+        ),
+    ] = 1
     scale_up: ScaleUpSpec = ScaleUpSpec()
     scale_down: ScaleDownSpec = ScaleDownSpec()
     headroom_percent: Annotated[
@@ -267,6 +294,6 @@ class AutoscalingSpec(Record, frozen=True, kw_only=True):
         return self.mode != "external" and not all(map(self.is_external, ROLES))
 
     @property
-    def sleeps(self) -> bool:
-        """Whether the pool may scale to zero nodes."""
+    def scales_to_zero(self) -> bool:
+        """Whether the pool may have no nodes."""
         return self.mode == "auto" and self.scale_to_zero_after_seconds is not None

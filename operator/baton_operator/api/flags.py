@@ -49,6 +49,8 @@ ROUTER_FLAGS = (
     "api-keys",
     "sharing",
     "wake-wait",
+    "sleep-after",
+    "sleep-level",
     "placement",
 )
 NodeFlag = Annotated[str, flag_meta(NODE_FLAGS)]

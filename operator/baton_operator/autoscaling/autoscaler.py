@@ -153,7 +153,7 @@ class Autoscaler:
             demand=reported_demand,
             capability=seen.learnt.capability if seen.learnt is not None else None,
             rolling=rolling,
-            routers_hold=not spec.sleeps or _routers_hold(observed),
+            routers_hold=not spec.scales_to_zero or _routers_hold(observed),
         )
         return _with_store_reads(observation, spec, seen.gauges)
 

@@ -8,7 +8,7 @@ busy they are; it is derived from their counters and measured speeds.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from statistics import median
 
 from baton_operator.autoscaling.planner.capability import NodeSample
@@ -27,12 +27,13 @@ DOUBLING_BATCH = 64
 class Gauge:
     """A node's newest report, received at `at_s`. `busy`: share of the time since the previous
     report in which its engine worked; None for the first report. `fetched`: bytes per second that
-    it read from the store in that time."""
+    it read from the store in that time. `asleep_at_s`: the last report in which it slept."""
 
     at_s: float
     report: NodeReport
     busy: float | None = None
     fetched: float | None = None
+    asleep_at_s: float | None = None
 
 
 Gauges = Mapping[str, Gauge]
@@ -109,7 +110,8 @@ def _is_same_start(before: Gauge, after: Gauge) -> bool:
 
 
 def _gauge_of(before: Gauge | None, report: NodeReport, at_s: float) -> Gauge:
-    after = Gauge(at_s, report)
+    slept = before.asleep_at_s if before is not None else None
+    after = Gauge(at_s, report, asleep_at_s=at_s if report.wakes else slept)
     if before is None or not _is_same_start(before, after):
         return after
     load, speeds = report.load, report.speeds
@@ -121,7 +123,7 @@ def _gauge_of(before: Gauge | None, report: NodeReport, at_s: float) -> Gauge:
     span_s = at_s - before.at_s
     fetched = load.fetched_bytes_total - before.report.load.fetched_bytes_total
     busy = min(1.0, max(0.0, prompts_s, steps_s) / span_s)
-    return Gauge(at_s, report, busy, max(0, fetched) / span_s)
+    return replace(after, busy=busy, fetched=max(0, fetched) / span_s)
 
 
 def _sample_of(before: NodeReport, after: NodeReport) -> NodeSample:

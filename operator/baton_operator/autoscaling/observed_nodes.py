@@ -66,7 +66,7 @@ class StartTimes:
 
 def _observe_node(pod: ObservedPod, role: Role, gauge: Gauge | None, now_s: float) -> ObservedNode:
     node = ObservedNode(
-        name=pod.name, role=role, phase=_phase(pod, gauge), since_s=_since_s(pod, now_s)
+        name=pod.name, role=role, phase=_phase(pod, gauge), since_s=_since_s(pod, gauge, now_s)
     )
     if gauge is None:
         return node
@@ -80,21 +80,26 @@ def _observe_node(pod: ObservedPod, role: Role, gauge: Gauge | None, now_s: floa
         kv_tokens=kv_tokens(report),
         kv_capacity=kv_capacity(report),
         busy=gauge.busy,
+        asleep=report.wakes,
     )
 
 
 def _phase(pod: ObservedPod, gauge: Gauge | None) -> Phase:
-    if pod.ends or (gauge is not None and gauge.report.state == "draining"):
+    if pod.ends or (gauge is not None and gauge.report.drains):
         return Phase.DRAINING
     if pod.ready:
         return Phase.READY
     return Phase.PENDING if pod.stage == "unplaced" else Phase.STARTING
 
 
-def _since_s(pod: ObservedPod, now_s: float) -> float:
+def _since_s(pod: ObservedPod, gauge: Gauge | None, now_s: float) -> float:
+    """For a node that slept, since then: the wait for its wake-up says nothing of its speed."""
     if pod.drain_since:
         return now_s - pod.seen.drain
-    return now_s - (pod.seen.readiness if pod.ready else pod.seen.created)
+    began_s = pod.seen.readiness if pod.ready else pod.seen.created
+    if gauge is not None and gauge.asleep_at_s is not None:
+        began_s = max(began_s, gauge.asleep_at_s)
+    return now_s - began_s
 
 
 def _drain_surplus(nodes: Sequence[ObservedNode], replicas: int) -> list[ObservedNode]:

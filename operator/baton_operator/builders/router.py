@@ -9,6 +9,7 @@ They are reached from outside the cluster by an Ingress, a Gateway API HTTPRoute
 
 from __future__ import annotations
 
+from baton_operator.api.autoscaling import AutoscalingSpec
 from baton_operator.api.pool import Pool
 from baton_operator.api.resources import Resources
 from baton_operator.api.router import ParentRef
@@ -44,7 +45,7 @@ DEFAULT_RESOURCES = Resources(
     requests={"cpu": "500m", "memory": "512Mi", EPHEMERAL: LITTLE_STORAGE},
     limits={EPHEMERAL: MOST_LITTLE_STORAGE},
 )
-# Seconds for which a request to a sleeping pool waits for the first node.
+# Seconds for which a request to a pool without nodes, or whose nodes sleep, waits for the first.
 WAKE_WAIT_S = 900
 KEYS_FOLDER = "/etc/baton/api-keys"
 INGRESS_API = "networking.k8s.io/v1"
@@ -95,7 +96,7 @@ def build_router_service(pool: Pool) -> Manifest:
 
 def _settings(pool: Pool) -> dict[str, str | int | None]:
     spec, sharing = pool.spec.router, pool.spec.kv_store.sharing
-    keys, scaling = spec.api_keys_secret, pool.spec.autoscaling
+    keys = spec.api_keys_secret
     return {
         "host": "0.0.0.0",
         "port": ROUTER_PORT,
@@ -110,7 +111,19 @@ def _settings(pool: Pool) -> dict[str, str | int | None]:
         "sharing": sharing if sharing != "pool" else None,
         "placement": spec.placement if spec.placement != "cost" else None,
         "drain-timeout": DRAIN_S,
-        WAKE_WAIT_FLAG: WAKE_WAIT_S if scaling is not None and scaling.sleeps else None,
+        **_idle_settings(pool.spec.autoscaling),
+    }
+
+
+def _idle_settings(scaling: AutoscalingSpec | None) -> dict[str, str | int | None]:
+    """What the routers of an idle pool do."""
+    if scaling is None:
+        return {}
+    after_s, level = scaling.sleep_after_seconds, scaling.sleep_level
+    return {
+        WAKE_WAIT_FLAG: WAKE_WAIT_S if scaling.scales_to_zero or after_s else None,
+        "sleep-after": after_s,
+        "sleep-level": level if after_s and level != 1 else None,
     }
 
 

@@ -51,7 +51,7 @@ def wait_of(
     that its requests may take. A node that no router knows can only have requests of routers that
     are ending."""
     report = (reports or {}).get(pod.name)
-    if report is not None and report.state == "draining" and not live_requests(report):
+    if report is not None and report.drains and not live_requests(report):
         return None
     gone = answer.outcome == "unknown" or (reports is not None and report is None)
     if not is_served(pod) or (gone and not pod.ready):

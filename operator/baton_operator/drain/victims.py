@@ -75,7 +75,7 @@ def _is_plain(pod: ObservedPod) -> bool:
 
 def _rank(pod: ObservedPod, report: NodeReport | None) -> tuple[object, ...]:
     """A node without a report ranks last among its equals: it may be the busiest."""
-    drained = report is not None and report.state == "draining"
+    drained = report is not None and report.drains
     loads = (live_requests(report), report.load.cached_blocks) if report is not None else ()
     marked = bool(pod.drain_since)
     return (removal_class(pod), not marked, not drained, report is None, loads, pod.name)
@@ -91,6 +91,6 @@ def _why(pod: ObservedPod, report: NodeReport | None, end: str) -> str:
         return end
     if report is None:
         return "no node of its role has a report"
-    what = "drained by hand, with" if report.state == "draining" else "least loaded:"
+    what = "drained by hand, with" if report.drains else "least loaded:"
     live, cached = live_requests(report), report.load.cached_blocks
     return f"{what} {live} live requests, {cached} cached blocks"

@@ -199,7 +199,7 @@ def _is_used(status: PoolStatus | None, answer: IndexAnswer) -> bool:
     """Whether the pool's own nodes use the data servers: they know better than the operator."""
     ready = status.condition(READY) if status is not None else None
     settled = ready is not None and ready.status == "True"
-    return settled or any(node.state == "ready" and node.store != "down" for node in answer.nodes)
+    return settled or any(node.serves and node.store != "down" for node in answer.nodes)
 
 
 def _with_certificate(url: str, path: str) -> str:

@@ -198,6 +198,11 @@ ASLEEP = true_reason(
     "the pool has no nodes, because no request arrived for `scaleToZeroAfterSeconds`; routers "
     "hold the next request and it wakes the pool",
 )
+NODES_ASLEEP = true_reason(
+    "NodesAsleep",
+    "no request arrived for `sleepAfterSeconds`, so the engines of all nodes sleep; routers hold "
+    "the next request and wake them",
+)
 WAKING = wait_reason(
     "Waking",
     "the pool scales up from zero, and routers hold requests until a node is ready",
@@ -392,6 +397,7 @@ SERVING = ConditionKind(
     reasons=(
         ANSWERING,
         ASLEEP,
+        NODES_ASLEEP,
         WAKING,
         NO_ROUTER,
         NO_NODE,

@@ -169,5 +169,5 @@ def _exact(view: View) -> Exact | None:
     nodes = view.observed.nodes
     if nodes is None:
         return view.before.exact
-    ready = [report.exact for report in nodes if report.state == "ready"]
+    ready = [report.exact for report in nodes if report.serves]
     return exact_together(ready) if ready else None

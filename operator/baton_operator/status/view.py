@@ -13,6 +13,7 @@ import msgspec
 
 from baton_operator.api.pool import Pool
 from baton_operator.api.status import Condition, ModelStatus, PoolStatus
+from baton_operator.autoscaling.planner.reasons import ScalingReason
 from baton_operator.state.observed import Observed, ObservedPod, ObservedWorkload
 from baton_operator.status.condition_kinds import ConditionReason
 from baton_operator.status.conditions import NOT_PREPARED, POD_PROBLEMS, START_OVERDUE
@@ -103,13 +104,19 @@ class View(msgspec.Struct, frozen=True, kw_only=True):
         return [pod for pod in self.pods(*components) if not pod.ready]
 
     @property
-    def may_sleep(self) -> bool:
+    def scales_to_zero(self) -> bool:
         scaling = self.pool.spec.autoscaling if self.pool is not None else None
-        return scaling is not None and scaling.sleeps
+        return scaling is not None and scaling.scales_to_zero
 
     @property
-    def asleep(self) -> bool:
-        return self.may_sleep and not self.desired("prefill", "decode")
+    def is_at_zero(self) -> bool:
+        return self.scales_to_zero and not self.desired("prefill", "decode")
+
+    @property
+    def nodes_sleep(self) -> bool:
+        """Whether the engines of all nodes sleep, as the planner saw last."""
+        planned = self.observed.planned
+        return planned is not None and planned.reason == ScalingReason.NODES_ASLEEP
 
     def suffices(self, *components: str) -> bool:
         """Whether each component has its desired number of ready pods, of any revision."""

@@ -1,4 +1,5 @@
-"""Holds calls for a pool without nodes, which is scaled up because calls wait.
+"""Holds calls for a pool without nodes, which is scaled up because calls wait, and for one whose
+nodes sleep, which are woken.
 
 In: calls whose bodies are read, changes of the fleet. Out: the moment from which they can be
 prepared. Until a node is ready the router knows nothing of the model, not even its tokenizer, so
@@ -14,6 +15,7 @@ from contextlib import suppress
 from baton_protocol.errors import Unavailable
 from baton_router.admission.keep_alive import KeepAlive
 from baton_router.nodes.fleet import Fleet
+from baton_router.nodes.pool_sleep import PoolSleep
 from baton_router.openai.call import Call
 from baton_router.openai.sampling import check_alone
 from baton_router.requests.context import RequestContext
@@ -27,6 +29,7 @@ class ColdStart:
         self,
         fleet: Fleet,
         changed: Callable[[], asyncio.Event],
+        sleep: PoolSleep,
         *,
         wait_s: float,
         clock: Callable[[], float],
@@ -34,6 +37,7 @@ class ColdStart:
         self.held_calls = 0
         self._fleet = fleet
         self._changed = changed
+        self._sleep = sleep
         self._wait_s = wait_s
         self._clock = clock
         self._ending = False
@@ -59,6 +63,7 @@ class ColdStart:
         give_up_at = self._clock() + self._wait_s
         context.waits = "the pool has no ready node yet"
         self.held_calls += 1
+        self._sleep.act()
         try:
             await self._wait_for_node(give_up_at, events)
         finally:
@@ -76,9 +81,11 @@ class ColdStart:
             now = self._clock()
             if now >= give_up_at:
                 states = self._fleet.view.states() or "none"
+                trouble = self._sleep.trouble()
                 raise Unavailable(
-                    f"no node was ready within {self._wait_s:g} s (nodes: {states}); send the"
-                    " request again"
+                    f"no node was ready within {self._wait_s:g} s (nodes: {states}); "
+                    + (f"{trouble}; " if trouble else "")
+                    + "send the request again"
                 )
             if events is not None and now >= silent_until:
                 await events.keep_alive()

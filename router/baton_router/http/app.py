@@ -28,6 +28,7 @@ from baton_router.http.drain import DrainRoutes
 from baton_router.http.generation import GenerationRoutes
 from baton_router.http.headers import EXACT_HEADER, ID_HEADER, OWN_ID_HEADER, PLACEMENT_HEADER
 from baton_router.http.media_types import JSON_TYPE
+from baton_router.http.node_sleep import SleepRoutes
 from baton_router.http.observers import CONTEXT
 from baton_router.http.openapi import document
 from baton_router.http.plain_path import COMMANDS
@@ -35,6 +36,7 @@ from baton_router.http.pool_routes import PoolRoutes
 from baton_router.http.prefix_cache import RESET_PATH, PrefixCacheRoutes
 from baton_router.http.prefixes import PREFIXES_PATH, PrefixRoutes
 from baton_router.http.token_routes import DETOKENIZE, TOKENIZE, TOKENIZER_INFO, TokenRoutes
+from baton_router.nodes.node_calls import NodeCalls
 from baton_router.nodes.pin_keeper import PinKeeper
 from baton_router.nodes.prefix_pins import PrefixPins
 from baton_router.openai.answers import ErrorAnswer
@@ -67,6 +69,7 @@ class Api:
     pool: PoolRoutes
     pins: PrefixPins
     keeper: PinKeeper
+    node_calls: NodeCalls
     clock: Callable[[], float]
 
     def new_id(self) -> str:
@@ -89,10 +92,11 @@ def build_app(api: Api) -> web.Application:
         rng=api.generation.rng,
         clock=api.clock,
     )
+    sleeps = SleepRoutes(api.pool.fleet, api.node_calls, bodies)
     openapi = web.get("/openapi.json", _openapi)
     app.add_routes(
         [
-            *(*api.generation.routes(), *api.pool.routes(), *drains.routes()),
+            *(*api.generation.routes(), *api.pool.routes(), *drains.routes(), *sleeps.routes()),
             *(*PrefixCacheRoutes(api.pool.fleet).routes(), *prefixes.routes()),
             *(*tokens.routes(), openapi),
         ],

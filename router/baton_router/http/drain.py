@@ -12,24 +12,26 @@ import asyncio
 import logging
 import re
 from collections.abc import Callable
-from typing import Any, Literal
+from typing import Literal
 
 import msgspec
 from aiohttp import web
 
-from baton_protocol.errors import InvalidRequest, NotFound, Unavailable
+from baton_protocol.errors import Unavailable
 from baton_protocol.ids import NodeId
 from baton_protocol.link import DRAIN_SINCE, DrainNode, ResumeNode
 from baton_router.http.body_limits import BodyLimits
 from baton_router.http.media_types import JSON_TYPE
+from baton_router.http.node_path import node_of
 from baton_router.nodes.fleet import Fleet
 from baton_router.nodes.node_view import NodeView, state_of
 from baton_router.openai.answers import Closed
 from baton_router.openai.fields.kinds import number, text
 from baton_router.openai.fields.table import FieldTable, optional, read_fields
-from baton_router.openai.json_body import decode_object
+from baton_router.openai.json_body import decode_optional_object
 
 DrainState = Literal["draining", "ready"]
+OLDER = f"draining needs {DRAIN_SINCE}; end the node with SIGTERM instead, which drains it"
 POLL_S = 0.01
 MAX_REASON = 200
 # One line: no control characters and no Unicode line separators.
@@ -108,28 +110,14 @@ class DrainRoutes:
 
     async def resume(self, request: web.Request) -> web.Response:
         node = self._node(request)
-        read_fields(ResumeFields, _decode(await self._bodies.read(request)))
+        read_fields(ResumeFields, decode_optional_object(await self._bodies.read(request)))
         logger.info("telling %s to take requests again", node)
         return await self._send_and_wait(
             node, ResumeNode(), "ready", self._clock() + self._answer_s
         )
 
     def _node(self, request: web.Request) -> NodeId:
-        """The node of the request. Raise for an unknown node and for one with an older protocol."""
-        node = NodeId(request.match_info["node"])
-        view = self._fleet.view.nodes.get(node)
-        if view is None:
-            names = ", ".join(sorted(self._fleet.view.nodes)) or "none yet"
-            raise NotFound(
-                f"node {node!r} does not exist; this router knows: {names}", param="node"
-            )
-        if view.report.protocol < DRAIN_SINCE:
-            raise InvalidRequest(
-                f"{node} speaks protocol version {view.report.protocol}, and draining needs "
-                f"{DRAIN_SINCE}; end the node with SIGTERM instead, which drains it",
-                param="node",
-            )
-        return node
+        return node_of(request, self._fleet.view, DRAIN_SINCE, OLDER)
 
     async def _wait_until_spared(self, node: NodeId, until: float) -> None:
         """Wait until the pool can serve without the node. Raise Unavailable after `until`."""
@@ -166,9 +154,5 @@ class DrainRoutes:
 
 def parse_drain(body: bytes) -> DrainNode:
     """An empty body means the node's own deadline. Raise InvalidRequest, MalformedBody."""
-    fields = read_fields(DrainFields, _decode(body))
+    fields = read_fields(DrainFields, decode_optional_object(body))
     return DrainNode(fields.deadline_s, fields.reason or "", fields.replaced_by or "")
-
-
-def _decode(body: bytes) -> dict[str, Any]:
-    return decode_object(body) if body.strip() else {}

@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from baton_router.http.drain import DrainFields
+from baton_router.http.node_sleep import SleepFields, WakeFields
 from baton_router.openai.fields.chat import ChatFields
 from baton_router.openai.fields.completions import CompletionFields
 from baton_router.openai.fields.kinds import INT64
@@ -32,11 +33,13 @@ TABLES: Mapping[str, type[FieldTable]] = {
     "tokenize": TokenizeFields,
     "detokenize": DetokenizeFields,
     "drain": DrainFields,
+    "sleep": SleepFields,
+    "wake": WakeFields,
 }
 GENERATION = {"chat", "completions"}
 SHARED = "both"
 # The order of the rows, by the first word of the column API.
-ORDER = ("chat", "completions", SHARED, "tokenize", "detokenize", "drain")
+ORDER = ("chat", "completions", SHARED, "tokenize", "detokenize", "drain", "sleep", "wake")
 _HEAD = (
     "| field | API | Baton | values, [default] | remark |",
     "|---|---|---|---|---|",

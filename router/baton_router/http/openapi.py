@@ -31,6 +31,7 @@ from baton_protocol.errors import (
 from baton_protocol.store import Exact
 from baton_router.http.drain import DrainFields, NodeDrain
 from baton_router.http.media_types import EVENTS_TYPE, JSON_TYPE, TEXT_TYPE
+from baton_router.http.node_sleep import NodeSleep, SleepFields, WakeFields
 from baton_router.http.pool_records import Pool
 from baton_router.http.prefix_cache import RESET_PATH, CacheReset
 from baton_router.http.prefixes import PREFIXES_PATH, Prefix, PrefixFields, PrefixList
@@ -72,6 +73,8 @@ BODIES: Mapping[str, type[FieldTable]] = {
     "DetokenizeRequest": DetokenizeFields,
     "DrainRequest": DrainFields,
     "PrefixRequest": PrefixFields,
+    "SleepRequest": SleepFields,
+    "WakeRequest": WakeFields,
 }
 
 # Groups of operations for generated clients and pages.
@@ -82,7 +85,7 @@ TAGS: Mapping[Tag, str] = {
     "models": "The models that the pool serves.",
     "requests": "How a request was served: its placement, the reason, and how long each part took.",
     "health": "Whether the router is alive, whether it can serve, and what it serves.",
-    "operations": "For operators of the pool: its state, its metrics, and draining nodes.",
+    "operations": "For operators of the pool: its state, its metrics, drains and sleep of nodes.",
 }
 PARAMETERS: Mapping[str, str] = {
     "model": "The model's name, as `/v1/models` lists it.",
@@ -391,6 +394,29 @@ OPERATIONS = (
         description="Undoes a drain. The router answers once the node takes requests again.",
         answers={200: NodeDrain},
         errors=_ADMIN,
+    ),
+    OpenAPIOperation(
+        method="POST",
+        path="/nodes/{node}/sleep",
+        tag="operations",
+        summary="Put a node to sleep",
+        description="The node drains, and its engine gives its memory back until an operator wakes"
+        " it. The router answers once it sleeps.",
+        answers={200: NodeSleep},
+        errors=_ADMIN,
+        body="SleepRequest",
+        body_required=False,
+    ),
+    OpenAPIOperation(
+        method="POST",
+        path="/nodes/{node}/wake",
+        tag="operations",
+        summary="Wake a node up",
+        description="Its engine takes its memory again. The router answers once it has it.",
+        answers={200: NodeSleep},
+        errors=_ADMIN,
+        body="WakeRequest",
+        body_required=False,
     ),
     OpenAPIOperation(
         method="POST",

@@ -3,8 +3,8 @@
 In: the view, the links, and the expected nodes. Out: the nodes that are not ready, with their
 state. "Every node" means every node that discovery has found (registry or `--nodes`) and that has
 not left since, plus every expected one. A draining node, or one whose name a newer node has taken,
-is not ready. A node that still loads its model is in no registry, so only `expect_nodes` can wait
-for it.
+is not ready; one that sleeps until a request comes is. A node that still loads its model is in no
+registry, so only `expect_nodes` can wait for it.
 """
 
 from __future__ import annotations
@@ -67,7 +67,7 @@ def not_ready(view: PoolView, links: Iterable[NodeLink], expected: Sequence[str]
     late = [
         _late(node.report.node, node.report.address, state_of(node), node.report.reason)
         for node in nodes
-        if not node.ready
+        if not (node.ready or node.wakes)
     ]
     for link in links:
         if link.rival and link.report is not None:

@@ -211,6 +211,11 @@ class Fleet:
         if node is not None:
             self._forget(node, "link")
 
+    def address_of(self, node: NodeId) -> str | None:
+        """The address of the node's link."""
+        link = self._links.get(node)
+        return link.address if link is not None else None
+
     def send_frame(self, node: NodeId, frame: ToNode) -> None:
         link, view = self._links.get(node), self.view.nodes.get(node)
         if link is None or view is None:

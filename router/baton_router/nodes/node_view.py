@@ -83,6 +83,11 @@ class NodeView:
         return serves and self.report.state == "ready"
 
     @property
+    def wakes(self) -> bool:
+        """Whether it sleeps, or is about to, until a request needs it."""
+        return self.connected and self._usable and self.report.wakes
+
+    @property
     def queued_tokens(self) -> int:
         """Prompt tokens still to compute there."""
         return self.others_tokens + self.booked_tokens

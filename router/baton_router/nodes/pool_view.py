@@ -133,6 +133,7 @@ class PoolView:
             reason=frame.reason,
             replaced_by=frame.replaced_by,
             asleep=frame.asleep,
+            wakes=frame.wakes,
         )
         view.pins = frame.pins
         view.loaded_at = self._clock()
@@ -152,10 +153,12 @@ class PoolView:
                 self._forget_ready()
 
     def find_stalled(self, limit_s: float) -> list[NodeId]:
-        """Mark nodes without a step for more than `limit_s` seconds as stalled; return new ones."""
+        """Mark nodes without a step for more than `limit_s` seconds as stalled; return new ones. A
+        node that sleeps is none: it may load its weights for long when it wakes up."""
         now, stalled = self._clock(), []
         for node, view in self.nodes.items():
-            if view.connected and not view.stalled and now - view.moved_at > limit_s:
+            still = view.connected and not view.stalled and not view.report.asleep
+            if still and now - view.moved_at > limit_s:
                 view.stalled = True
                 self._forget_ready()
                 stalled.append(node)

@@ -54,6 +54,11 @@ def decode_object(data: bytes | bytearray) -> dict[str, Any]:
     return body
 
 
+def decode_optional_object(data: bytes | bytearray) -> dict[str, Any]:
+    """The same for a body that may be empty: then it has no members."""
+    return decode_object(data) if data.strip() else {}
+
+
 def decode(data: bytes | bytearray, size: int = SLICE) -> Any:
     """Decode JSON that may be large, in short steps and within bounded memory.
 

@@ -52,7 +52,9 @@ from baton_router.nodes.link import NodeLink
 from baton_router.nodes.link_table import LinkTable
 from baton_router.nodes.marker_lookup import MarkerLookup
 from baton_router.nodes.model_store import ModelStore
+from baton_router.nodes.node_calls import NodeCalls
 from baton_router.nodes.pin_keeper import PinKeeper
+from baton_router.nodes.pool_sleep import PoolSleep, SleepRule
 from baton_router.nodes.pool_view import PoolView
 from baton_router.nodes.prefix_pins import PrefixPins
 from baton_router.observability.explanation import ExplanationHistory
@@ -111,8 +113,10 @@ class Router:
         self._open_store()
         self._open_pool()
         self._make_api(tenants, limits)
-        work = [self._discovery.keep_links(), self.fleet.watch_engines(), reload.watch_files()]
-        work.append(self.api.keeper.keep_pinned())
+        work = [
+            *(self._discovery.keep_links(), self.fleet.watch_engines(), reload.watch_files()),
+            *(self._pool_sleep.watch_pool(), self.api.keeper.keep_pinned()),
+        ]
         if self._registry is not None:
             self._reporting = LoadReporter(
                 self._registry,
@@ -184,8 +188,22 @@ class Router:
             refused_s=settings.tunables.refused_s,
             clock=clock,
         )
+        self._node_calls = NodeCalls(self.fleet, self._session)
+        self._pool_sleep = PoolSleep(
+            self.fleet,
+            self._node_calls,
+            lambda: self.api.generation.answering > 0,
+            SleepRule(
+                after_s=settings.sleep_after_s,
+                level=settings.sleep_level,
+                retry_s=settings.tunables.retry_sleep_s,
+            ),
+            clock,
+        )
         self._cold_start = ColdStart(
-            self.fleet, self.dispatcher.next_change, wait_s=settings.wake_wait_s, clock=clock
+            *(self.fleet, self.dispatcher.next_change, self._pool_sleep),
+            wait_s=settings.hold_s,
+            clock=clock,
         )
         admission_metrics = AdmissionMetrics(metrics.registry)
         self.admission = Admission(
@@ -227,6 +245,7 @@ class Router:
             pool=pool,
             pins=pins,
             keeper=PinKeeper(pins, self._pins),
+            node_calls=self._node_calls,
             clock=clock,
         )
 

@@ -385,10 +385,29 @@ async def test_a_node_sleeps_and_wakes_up_as_an_operator_asks(decode: NodeProces
             await link.send(RunJob(make_request(f"after {level}", PROMPT)))
             await link.finished(f"after {level}")
             assert text_of(link, f"after {level}") == text_of(link, "awake")
-    for path, why in (("/sleep?level=3", b"level '3'"), ("/wake_up?tags=kv", b"tags: Invalid")):
+    for path, why in (
+        ("/sleep?level=3", b"level '3'"),
+        ("/sleep?mode=keep", b"mode 'keep'"),
+        ("/sleep?idle_s=-1", b"idle_s: Expected"),
+        ("/wake_up?tags=kv", b"tags: Invalid"),
+    ):
         status, text = await post(decode, path)
         assert (status, text[: len(why)]) == (400, why)
     assert (await post(decode, "/update_weights"))[0] == 400
+
+
+async def test_a_node_that_sleeps_until_it_is_needed_counts_as_ready(decode: NodeProcess) -> None:
+    async with linked(decode) as link:
+        status, text = await post(decode, "/sleep?idle_s=600")
+        assert (status, b"the node was in use" in text) == (409, True)
+        assert (await post(decode, "/sleep?idle_s=0"))[0] == 200
+        await link.until(lambda: link.last_load().asleep)
+        assert (link.last_load().state, link.last_load().wakes) == ("draining", True)
+        assert (await get(decode, "/ready"))[0] == 200
+        assert (await post(decode, "/sleep"))[0] == 200  # from now on only a person wakes it
+        await link.until(lambda: not link.last_load().wakes)
+        assert (await get(decode, "/ready"))[0] == 503
+        assert (await post(decode, "/wake_up"))[0] == 200
 
 
 async def test_a_node_whose_requests_nobody_takes_does_not_go_to_sleep(

@@ -29,7 +29,7 @@ from baton_node.server.draining import EndWaits
 from baton_node.server.identity import Identity, model_made
 from baton_node.server.metrics import NodeMetrics
 from baton_node.server.node import MAX_UNREAD_BYTES, Node
-from baton_node.server.sleeping import SleepRefusedError
+from baton_node.server.sleeping import NodeSleepMode, SleepRefusedError
 from baton_node.settings import NodeSettings
 from baton_protocol.ids import Epoch, NodeId, RequestId
 from baton_protocol.link import (
@@ -241,6 +241,66 @@ async def test_a_drain_that_a_router_asks_for_outlasts_a_sleep(
         node.handle_engine_frame(Slept())
         await waking
         assert (node.load.state, node.load.asleep) == (state, False)
+
+
+async def test_a_node_sleeps_because_its_pool_is_idle_only_if_it_was_not_in_use_itself(
+    node: Node, engine: FakeEngine
+) -> None:
+    request = make_request("r", b"p")
+    node.handle_router_frame(FakeLink(), RunJob(request))
+    with pytest.raises(SleepRefusedError, match=r"in use 0\.0 s ago"):
+        await node.sleeping.sleep(1, idle_s=0.1)
+    node.handle_engine_frame(Step(tokens=tuple(tokens_of(request, 0, b"x"))))
+    with pytest.raises(SleepRefusedError, match="in use"):
+        await node.sleeping.sleep(1, idle_s=600.0)
+    assert (node.requests, node.state, node.load.wakes) == (0, "ready", False)
+
+
+async def test_a_node_that_sleeps_until_it_is_needed_says_so_unless_a_router_drains_it(
+    node: Node, engine: FakeEngine
+) -> None:
+    sleeping = asyncio.create_task(node.sleeping.sleep(1, idle_s=0.0))
+    await until(lambda: engine.received[-1:] == [Sleep(1)])
+    assert (node.state, node.load.asleep, node.load.wakes) == ("draining", False, True)
+    node.handle_engine_frame(Slept(PARTS))
+    await sleeping
+    assert node.report().asleep
+    assert node.report().serves
+    node.handle_router_frame(FakeLink(), DrainNode(60.0, "scale-down"))
+    assert (node.load.wakes, node.report().serves) == (False, False)
+    node.handle_router_frame(FakeLink(), ResumeNode())
+    assert node.load.wakes
+    await node.sleeping.sleep(2, idle_s=0.0)  # it sleeps already
+    waking = asyncio.create_task(node.sleeping.wake_up())
+    await until(lambda: engine.received[-1:] == [WakeUp(PARTS)])
+    node.handle_engine_frame(Slept())
+    await waking
+    assert (node.state, node.load.wakes) == ("ready", False)
+    with pytest.raises(SleepRefusedError, match="in use"):  # the wake-up counts as use
+        await node.sleeping.sleep(1, idle_s=600.0)
+
+
+@pytest.mark.parametrize("mode", ["wait", "abort"])
+async def test_a_node_that_goes_to_sleep_lets_its_requests_end_or_hands_them_back(
+    engine: FakeEngine, mode: NodeSleepMode
+) -> None:
+    node, link, request = (
+        make_node(engine, drain_timeout_s=0.0),
+        FakeLink(),
+        make_request("r", b"p"),
+    )
+    node.handle_router_frame(link, RunJob(request))
+    sleeping = asyncio.create_task(node.sleeping.sleep(1, mode))
+    if mode == "wait":
+        await asyncio.sleep(0.2)
+        assert (node.state, node.load.leaving, Sleep(1) in engine.received) == (
+            *("draining", False, False),
+        )
+        node.handle_engine_frame(Step(tokens=tuple(tokens_of(request, 0, b"x"))))
+    await until(lambda: Sleep(1) in engine.received)
+    node.handle_engine_frame(Slept(PARTS))
+    await sleeping
+    assert refusals(link) == ([] if mode == "wait" else [("drained", True)])
 
 
 @pytest.mark.parametrize(

@@ -20,10 +20,10 @@ def scaled(mode: str = "auto", replicas: int = 1, **autoscaling: Any) -> Pool:
     return sample_pool("sim", autoscaling=scaling, prefill=count, decode=count)
 
 
-def wake_args(pool: Pool) -> list[str]:
+def idle_args(pool: Pool) -> list[str]:
     [container] = build_router(pool, 600)["spec"]["template"]["spec"]["containers"]
     args: list[str] = container["args"]
-    return [arg for arg in args if arg.startswith("--wake-wait")]
+    return [arg for arg in args if arg.startswith(("--wake-wait", "--sleep-"))]
 
 
 def min_available(pool: Pool, role: str) -> int:
@@ -34,11 +34,20 @@ def min_available(pool: Pool, role: str) -> int:
     return count
 
 
-def test_routers_hold_requests_only_if_their_pool_may_sleep() -> None:
-    assert wake_args(scaled(scaleToZeroAfterSeconds=60)) == ["--wake-wait=900"]
-    assert wake_args(scaled("advise", scaleToZeroAfterSeconds=60)) == []
-    assert wake_args(scaled()) == []
-    assert wake_args(sample_pool("sim")) == []
+@pytest.mark.parametrize("mode", ["auto", "advise", "external"])
+def test_routers_let_the_nodes_of_an_idle_pool_sleep_in_every_mode(mode: str) -> None:
+    wait = "--wake-wait=900"
+    assert idle_args(scaled(mode, sleepAfterSeconds=60)) == [wait, "--sleep-after=60"]
+    deep = scaled(mode, sleepAfterSeconds=60, sleepLevel=2)
+    assert idle_args(deep) == [wait, "--sleep-after=60", "--sleep-level=2"]
+    assert idle_args(scaled(mode, sleepLevel=2)) == []
+
+
+def test_routers_hold_requests_only_if_their_pool_may_have_no_node_that_is_awake() -> None:
+    assert idle_args(scaled(scaleToZeroAfterSeconds=60)) == ["--wake-wait=900"]
+    assert idle_args(scaled("advise", scaleToZeroAfterSeconds=60)) == []
+    assert idle_args(scaled()) == []
+    assert idle_args(sample_pool("sim")) == []
 
 
 def test_the_autoscaling_mode_does_not_change_the_routers() -> None:

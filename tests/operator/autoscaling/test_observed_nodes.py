@@ -7,7 +7,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from baton_operator.autoscaling.node_metrics import Gauge, Gauges
+from baton_operator.autoscaling.node_metrics import Gauge, Gauges, add_reports
 from baton_operator.autoscaling.observed_nodes import StartTimes, observe_nodes
 from baton_operator.autoscaling.planner.inputs import ObservedNode, Phase
 from baton_operator.state.observed import FirstSeen, ObservedPod
@@ -66,6 +66,21 @@ def test_a_node_that_was_drained_by_hand_is_draining() -> None:
         ].phase
         == Phase.DRAINING
     )
+
+
+def test_a_node_that_sleeps_until_it_is_needed_counts_as_ready_from_when_it_was_last_asleep() -> (
+    None
+):
+    decode_pod = pod("decode")
+    report = msgspec.structs.replace(
+        node_report(decode_pod.name), state="draining", asleep=True, wakes=True
+    )
+    gauges = add_reports({}, [report], 40.0)
+    [node] = observed_nodes(decode_pod, gauges=gauges).values()
+    assert (node.phase, node.asleep, node.since_s) == (Phase.READY, True, 10.0)
+    awake = msgspec.structs.replace(report, state="ready", asleep=False, wakes=False)
+    [node] = observed_nodes(decode_pod, gauges=add_reports(gauges, [awake], 45.0)).values()
+    assert (node.phase, node.asleep, node.since_s) == (Phase.READY, False, 10.0)
 
 
 def test_gauges_have_the_values_and_the_age_of_the_newest_report() -> None:

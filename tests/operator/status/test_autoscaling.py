@@ -143,6 +143,14 @@ def test_a_sleeping_pool_without_a_router_does_not_serve() -> None:
     assert verdict(status, "RouterReady") == ("False", "Starting")
 
 
+def test_a_pool_whose_engines_sleep_serves_and_is_ready() -> None:
+    asleep = Planned(mode="auto", prefill=1, decode=1, reason="NodesAsleep", message="asleep")
+    status = status_of(observed(POOL, planned=asleep), POOL)
+    assert verdict(status, "Serving") == ("True", "NodesAsleep")
+    assert verdict(status, "DecodeReady") == ("True", "NodesReady")
+    assert verdict(status, "Ready")[0] == "True"
+
+
 def test_a_pool_without_scale_to_zero_is_never_asleep() -> None:
     none: dict[str, Any] = {"prefill": (), "decode": ()}
     assert verdict(status_of(observed(POOL, **none), POOL), "Serving") == ("False", "NoNode")

@@ -136,6 +136,9 @@ class FakeNode:
         self.pins: dict[str, PinReport] = {}
         # State and reason that it reports of a prefix that it is to pin; None: nothing.
         self.pins_as: tuple[PinState, str] | None = ("pinned", "")
+        self.sleeps: list[dict[str, str]] = []  # the queries of sleeps that it obeyed
+        self.wakes: list[list[str]] = []  # the tags of wake-ups that were asked for
+        self.refusal = ""  # of sleeps and wake-ups
         self._sockets: dict[web.WebSocketResponse, asyncio.Transport | None] = {}
         self._awake = asyncio.Event()
         self._awake.set()
@@ -164,6 +167,7 @@ class FakeNode:
     async def start(self, port: int = 0) -> None:
         app = web.Application()
         app.add_routes([web.get("/link", self._link), web.get("/artifacts/{d}", self._artifact)])
+        app.add_routes([web.post("/sleep", self._sleep), web.post("/wake_up", self._wake_up)])
         self._runner = web.AppRunner(app, shutdown_timeout=0.1)
         await self._runner.setup()
         await web.TCPSite(self._runner, "127.0.0.1", port).start()
@@ -250,8 +254,32 @@ class FakeNode:
                 leaving=leaving,
                 replaced_by=report.replaced_by if state != "ready" else "",
                 pins=tuple(self.pins.values()),
+                asleep=report.asleep,
+                wakes=report.wakes,
             )
         )
+
+    async def fall_asleep(self, *, wakes: bool) -> None:
+        """Tell the routers that it sleeps. `wakes`: until it is needed."""
+        self.report = msgspec.structs.replace(self.report, asleep=True, wakes=wakes)
+        await self.say_load("draining")
+
+    async def _sleep(self, request: web.Request) -> web.Response:
+        self._admit(request)
+        if self.refusal:
+            return web.Response(status=409, text=self.refusal)
+        self.sleeps.append(dict(request.query))
+        await self.fall_asleep(wakes="idle_s" in request.query)
+        return web.json_response({"is_sleeping": True, "away": ["weights", "kv_cache"]})
+
+    async def _wake_up(self, request: web.Request) -> web.Response:
+        self._admit(request)
+        self.wakes.append(request.query.getall("tags", []))
+        if self.refusal:
+            return web.Response(status=409, text=self.refusal)
+        self.report = msgspec.structs.replace(self.report, asleep=False, wakes=False)
+        await self.say_load("ready")
+        return web.json_response({"is_sleeping": False, "away": []})
 
     def _admit(self, request: web.Request) -> None:
         if self.token and request.headers.get("Authorization") != f"Bearer {self.token}":

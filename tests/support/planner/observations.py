@@ -80,9 +80,9 @@ def data_pod(number: int, **changes: Any) -> ObservedPod:
     return pod("kv-data", number, instance=str(number), **changes)
 
 
-def may_sleep(pool: Pool) -> bool:
+def scales_to_zero(pool: Pool) -> bool:
     scaling = pool.spec.autoscaling
-    return scaling is not None and scaling.sleeps
+    return scaling is not None and scaling.scales_to_zero
 
 
 def workloads(pool: Pool) -> tuple[ObservedWorkload, ...]:
@@ -90,7 +90,7 @@ def workloads(pool: Pool) -> tuple[ObservedWorkload, ...]:
     nodes_and_router = (
         workload(f"demo-prefill-{revision}", "prefill", pool.spec.prefill.replicas, revision),
         workload(f"demo-decode-{revision}", "decode", pool.spec.decode.replicas, revision),
-        workload("demo-router", "router", pool.spec.router.replicas, holds=may_sleep(pool)),
+        workload("demo-router", "router", pool.spec.router.replicas, holds=scales_to_zero(pool)),
     )
     if pool.spec.kv_store.external is not None:
         return nodes_and_router

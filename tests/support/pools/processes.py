@@ -14,7 +14,7 @@ import uuid
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
-from typing import Any
+from typing import Any, Self
 
 import psutil
 
@@ -77,8 +77,10 @@ class Cluster:
     `store` is True for its own store with one data server, False for none, or a store that the
     cluster starts and stops. `own_flags` are those of single nodes, by name. With `static`, the
     router also gets a list of its nodes. Of several `routers`, the first is the default. Requests
-    for /pool carry the headers `asking`.
+    for /pool carry the headers `asking`. Nodes in one of the `states` count as healthy.
     """
+
+    states = frozenset({"ready"})
 
     def __init__(
         self,
@@ -129,7 +131,7 @@ class Cluster:
         ]
         self.router = self.routers[0]
 
-    def __enter__(self) -> Cluster:
+    def __enter__(self) -> Self:
         try:
             for one in self.processes():
                 one.start()
@@ -236,7 +238,9 @@ class Cluster:
         except OSError:
             return False
         ready = {
-            node["id"]: node["pid"] for node in nodes if node["state"] == "ready" and node["in_use"]
+            node["id"]: node["pid"]
+            for node in nodes
+            if node["state"] in self.states and (node["in_use"] or node["state"] != "ready")
         }
         return ready == {name: node.pid for name, node in self.nodes.items()}
 

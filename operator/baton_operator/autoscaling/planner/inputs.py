@@ -40,6 +40,7 @@ class ObservedNode:
     waiting: int | None = None
     kv_tokens: int | None = None  # in use by live requests
     kv_capacity: int | None = None  # tokens
+    asleep: bool = False  # ready, but its engine sleeps until a request needs it
     busy: float | None = None  # share of the last window in which its engine worked, 0 to 1
 
 

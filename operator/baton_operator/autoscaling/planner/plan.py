@@ -48,7 +48,7 @@ from baton_operator.autoscaling.planner.replica_limits import (
     keep_shared_limits,
     ranges_now,
 )
-from baton_operator.autoscaling.planner.scale_to_zero import reason_for_zero
+from baton_operator.autoscaling.planner.scale_to_zero import reason_for_zero, why_asleep
 from baton_protocol.store import ROLES, Role
 
 MISS_WINDOWS = 4.0  # scale-down windows for which a missed target is remembered
@@ -117,7 +117,8 @@ def plan_replicas(
     recommendations, fallback = limit_step(
         recommendations, nodes, ranges, inputs, policy, memory, observation.rolling
     )
-    return _decide(recommendations, fallback, numbers), memory
+    decision = _decide(recommendations, fallback, numbers, why_asleep(observation.demand, nodes))
+    return decision, memory
 
 
 def _keep_s(policy: AutoscalingPolicy) -> float:
@@ -181,11 +182,19 @@ def _decide_zero(reason: ScalingReason, text: str, numbers: Mapping[str, float])
 
 
 def _decide(
-    recommendations: Recommendations, fallback: StepFallback, numbers: Mapping[str, float]
+    recommendations: Recommendations,
+    fallback: StepFallback,
+    numbers: Mapping[str, float],
+    sleep: str | None,
 ) -> Decision:
+    """`sleep`: why all engines sleep; None if one is awake."""
     both = recommendations.both
     asleep = not any(recommendation.current for recommendation in both)
     wakes = asleep and any(recommendation.desired for recommendation in both)
+    stays = all(recommendation.desired == recommendation.current for recommendation in both)
+    reason = ScalingReason.WOKEN if wakes else max(both, key=_reason_rank).reason
+    if sleep is not None and stays:
+        reason = ScalingReason.NODES_ASLEEP
     load_numbers: dict[str, float] = {}
     for recommendation in both:
         required = recommendation.required
@@ -193,8 +202,10 @@ def _decide(
     return Decision(
         prefill=recommendations.prefill.desired,
         decode=recommendations.decode.desired,
-        reason=ScalingReason.WOKEN if wakes else max(both, key=_reason_rank).reason,
-        message="; ".join((*map(_sentence, both), *_fallback_sentence(fallback))),
+        reason=reason,
+        message="; ".join(
+            (*([sleep] if sleep else ()), *map(_sentence, both), *_fallback_sentence(fallback))
+        ),
         numbers=_rounded({**load_numbers, **numbers}),
         fallback=fallback,
     )

@@ -180,6 +180,11 @@ class ScalingReason(Explained):
         "Asleep",
         "the pool is scaled to zero; routers hold the next request and it wakes the pool",
     )
+    NODES_ASLEEP = (
+        "NodesAsleep",
+        "no request arrived for sleepAfterSeconds: the nodes stay, and their engines sleep until "
+        "a request arrives",
+    )
     WOKEN = (
         "Woken",
         "a request arrived or a schedule began: the pool scales up from zero",

@@ -1,9 +1,9 @@
-"""Scale to zero, and wake-up.
+"""Scale to zero, and wake-up; and sleep, which needs no decision.
 
 In: the observation, the current bounds. Out: the reason to have no nodes; None if the pool should
-be awake. A pool scales to zero after the idle time in its spec, both roles at once, and only if
+have some. A pool scales to zero after the idle time in its spec, both roles at once, and only if
 reports show that nothing runs and that routers hold the next request. Without reports it stays at
-zero. One held request wakes it.
+zero. One held request wakes it. Routers let the engines of an idle pool sleep, and wake them.
 """
 
 from __future__ import annotations
@@ -41,6 +41,18 @@ def reason_for_zero(
     if demand.idle_s is None or demand.idle_s < after_s:
         return None
     return ScalingReason.IDLE, f"no request for {demand.idle_s:.0f} s, over {after_s:g} s"
+
+
+def why_asleep(demand: Demand | None, nodes: Mapping[Role, RoleNodes]) -> str | None:
+    """For how long a pool was idle whose engines all sleep; None if one is awake. The nodes count
+    like any others: they are awake within seconds."""
+    ready = [node for role_nodes in nodes.values() for node in role_nodes.ready]
+    silent = any(role_nodes.silent for role_nodes in nodes.values())
+    if silent or not ready or not all(node.asleep for node in ready):
+        return None
+    if demand is None or demand.idle_s is None:
+        return "asleep"
+    return f"idle for {demand.idle_s:.0f} s: asleep"
 
 
 def _stay_at_zero(demand: Demand | None, after_s: float) -> tuple[ScalingReason, str] | None:

@@ -25,7 +25,7 @@ def model_finding(view: View) -> Finding:
         return Finding(c.NOTHING_TO_FETCH)
     if view.suffices(*ROLES) and view.ready(*ROLES):
         return Finding(c.FETCHED)
-    if view.asleep:
+    if view.is_at_zero:
         return Finding(c.ASLEEP)
     failing = [pod for pod in pods if pod.problem == c.MODEL_FETCH_FAILING.name]
     if failing:

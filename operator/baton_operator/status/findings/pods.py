@@ -23,7 +23,7 @@ def router_finding(view: View) -> Finding:
     wanted, ready = view.desired("router"), view.ready("router")
     if wanted and ready >= wanted:
         return Finding(c.ROUTERS_READY, count_words(ready, wanted))
-    alone = view.may_sleep or view.ready(*ROLES)
+    alone = view.scales_to_zero or view.ready(*ROLES)
     waits = c.STARTING if alone else c.WAITING_FOR_NODES
     trouble = view.trouble(view.unready("router"), "router")
     if trouble is not None and trouble.reason is c.START_OVERDUE and not alone:

@@ -22,12 +22,12 @@ def serving_finding(view: View) -> Finding:
             return Finding(c.NO_PREFILL_NODE, f"{effect} if their prompts need a hand-off")
     if not view.ready("router"):
         return Finding(c.NO_ROUTER)
-    return Finding(c.ANSWERING)
+    return Finding(c.NODES_ASLEEP if view.nodes_sleep else c.ANSWERING)
 
 
 def _without_nodes(view: View) -> Finding:
-    if not view.may_sleep:
+    if not view.scales_to_zero:
         return Finding(c.NO_NODE)
     if not view.ready("router"):
         return Finding(c.NO_ROUTER)
-    return Finding(c.ASLEEP if view.asleep else c.WAKING)
+    return Finding(c.ASLEEP if view.is_at_zero else c.WAKING)

@@ -60,7 +60,7 @@ def _disagreement(view: View) -> Finding | None:
         reasons = (c.NODES_CUT_OFF, c.FINGERPRINTS_DIFFER)
         reason = next((reason for reason in reasons if last and reason.name == last.reason), None)
         return Finding(reason, last.message) if last and reason else None
-    reports = [report for report in view.reports() if report.state == "ready"]
+    reports = [report for report in view.reports() if report.serves]
     cut_off = sorted(report.node for report in reports if report.store == "down")
     if cut_off:
         names = ", ".join(cut_off[:3]) + (", ..." if len(cut_off) > 3 else "")

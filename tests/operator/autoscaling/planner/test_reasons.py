@@ -353,6 +353,13 @@ CASES = [
         message="is scaled to zero until a request arrives",
     ),
     Case(
+        reason=ScalingReason.NODES_ASLEEP,
+        observation=with_nodes(observed_pool(1, 1, 0.0), asleep=True),
+        prefill=1,
+        decode=1,
+        message="idle for 1000 s: asleep; prefill 1 (AtMinimum",
+    ),
+    Case(
         reason=ScalingReason.WOKEN,
         observation=observed_pool(0, 0, demand=demand(0.0, held=1, idle_s=0.0)),
         policy=replace(ZERO, ranges=bounded((2, 9), (1, 9)).ranges),
