@@ -20,6 +20,7 @@ from tests.support.engines.tiny_models import make_tiny_model
 from tests.support.loggers import catch_logs_at_the_root
 from tests.support.needs import NEEDS, needs
 from tests.support.pairwise import mark_the_rest_long
+from tests.support.project.collected import COLLECTED
 from tests.support.units import UnitGuard
 from tests.support.worker_messages import join_messages
 
@@ -88,7 +89,8 @@ def pytest_configure(config: pytest.Config) -> None:
 
 
 @pytest.hookimpl(tryfirst=True)  # before -m looks
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    config.stash[COLLECTED] = tuple(items)
     mark_the_rest_long(items)
     for item in items:
         if item.nodeid.startswith(INTEGRATION):
