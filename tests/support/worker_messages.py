@@ -2,7 +2,7 @@
 
 xdist sends six, of which each wakes two threads of pytest's own process, in execnet's format, which
 is written in Python. Here they wait for the last of them, and go in the format of marshal. If a
-worker dies, pytest has still heard of all its tests but the one that ran.
+worker dies, pytest still knows the results of all its tests but the one that ran.
 """
 
 from __future__ import annotations
