@@ -5,7 +5,7 @@ from __future__ import annotations
 import gc
 import os
 import sys
-from collections.abc import Callable, Generator, Iterable
+from collections.abc import Callable, Generator, Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -17,9 +17,12 @@ from baton_cli.models.demo_model import fetch_demo
 from tests.support import fork_server
 from tests.support.engines.interpreter import quicken_interpreter
 from tests.support.engines.tiny_models import make_tiny_model
+from tests.support.loggers import catch_logs_at_the_root
 from tests.support.needs import NEEDS, needs
 from tests.support.pairwise import mark_the_rest_long
+from tests.support.project.collected import COLLECTED
 from tests.support.units import UnitGuard
+from tests.support.worker_messages import join_messages
 
 SPREAD = ("tests/e2e/test_exactness.py",)
 # On a GPU their tests spend most of their time in triton's compiler, half a second per kernel.
@@ -80,12 +83,14 @@ def pytest_configure(config: pytest.Config) -> None:
     if config.pluginmanager.has_plugin(fork_server.IMPORTER):
         return
     config.pluginmanager.register(UnitGuard())
+    join_messages(config)
     ignored = [f"--ignore={path}" for path in config.getoption("ignore") or ()]
     fork_server.install(workers=not NEEDS["gpu"].present(), tests=[*config.args, *ignored])
 
 
 @pytest.hookimpl(tryfirst=True)  # before -m looks
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    config.stash[COLLECTED] = tuple(items)
     mark_the_rest_long(items)
     for item in items:
         if item.nodeid.startswith(INTEGRATION):
@@ -111,6 +116,7 @@ def in_turn(files: Iterable[str]) -> dict[str, float]:
 
 def pytest_collection_finish() -> None:
     quicken_interpreter()  # which tests of kernels have imported
+    catch_logs_at_the_root()
 
 
 @pytest.hookimpl(wrapper=True)
@@ -144,6 +150,22 @@ class ByFile(LoadScopeScheduling):  # type: ignore[misc]  # it is untyped
         together = [start for start in TOGETHER if path.startswith(start)]
         spread = path in SPREAD or (path.startswith(COMPILING) and NEEDS["gpu"].present())
         return nodeid if spread else [*together, path][0]
+
+    def add_node_collection(self, node: Any, collection: Sequence[str]) -> None:
+        super().add_node_collection(node, collection)
+        if node in self.registered_collections:
+            self.registered_collections[node] = Places(collection)
+
+
+class Places(list[str]):
+    """The tests of a run, of each of which xdist asks where it is."""
+
+    def __init__(self, tests: Sequence[str]) -> None:
+        super().__init__(tests)
+        self._places = {test: place for place, test in enumerate(tests)}
+
+    def index(self, test: str, *_: Any) -> int:
+        return self._places[test]
 
 
 @pytest.hookimpl(optionalhook=True)

@@ -8,6 +8,7 @@ import re
 import shutil
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -29,12 +30,15 @@ def block(example: str, language: str) -> str:
     return str(text)
 
 
-def apply(patch: str, folder: Path) -> None:
-    """Apply a patch without line numbers; each hunk must match exactly one place of its file."""
+def apply(patch: str, folder: Path) -> dict[Path, str | None]:
+    """Apply a patch without line numbers; each hunk must match exactly one place of its file.
+    Return what each file was, None if it was not there."""
+    before_patch: dict[Path, str | None] = {}
     for part in re.split(r"^--- ", patch, flags=re.MULTILINE)[1:]:
         header, *hunks = part.split("@@\n")
         old, new = header.splitlines()
         path = folder / new.removeprefix("+++ b/")
+        before_patch[path] = None if old == "/dev/null" else path.read_text()
         if old == "/dev/null":
             path.parent.mkdir(exist_ok=True)
             path.write_text("")
@@ -46,14 +50,27 @@ def apply(patch: str, folder: Path) -> None:
             assert text.count(before) == 1, f"{path.name}: {before}"
             text = text.replace(before, after)
         path.write_text(text)
+    return before_patch
+
+
+@pytest.fixture(scope="module")
+def whole_copy(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("copy")
+    for name in (*ROOMS, "tests/support", "tests/operator/golden"):
+        shutil.copytree(ROOT / name, folder / name)
+    return folder
 
 
 @pytest.fixture
-def copy(tmp_path: Path) -> Path:
-    """A copy of the files that the examples change or import."""
-    for name in (*ROOMS, "tests/support", "tests/operator/golden"):
-        shutil.copytree(ROOT / name, tmp_path / name)
-    return tmp_path
+def changed(example: str, whole_copy: Path) -> Iterator[Path]:
+    """A copy of the files that the examples change or import, with the patch of this example."""
+    before_patch = apply(block(example, "diff"), whole_copy)
+    yield whole_copy
+    for path, text in before_patch.items():
+        if text is None:
+            path.unlink()
+        else:
+            path.write_text(text)
 
 
 def test_contributing_has_an_example_of_each_kind() -> None:
@@ -65,12 +82,11 @@ def test_contributing_has_an_example_of_each_kind() -> None:
 
 
 @pytest.mark.parametrize("example", EXAMPLES)
-def test_a_worked_example_applies_and_does_what_it_says(example: str, copy: Path) -> None:
-    apply(block(example, "diff"), copy)
-    environ = {**os.environ, "PYTHONPATH": os.pathsep.join(str(copy / room) for room in ROOMS)}
+def test_a_worked_example_applies_and_does_what_it_says(example: str, changed: Path) -> None:
+    environ = {**os.environ, "PYTHONPATH": os.pathsep.join(str(changed / room) for room in ROOMS)}
     done = subprocess.run(
         [sys.executable, "-c", block(example, "python")],
-        cwd=copy,
+        cwd=changed,
         env=environ,
         text=True,
         capture_output=True,

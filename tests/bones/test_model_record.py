@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import json
 
+import pytest
+
 from baton_engine.config.families import BUILT_IN
+from tests.support.project.collected import COLLECTED
 from tests.support.project.model_record import COLUMNS, COMMAND, RECORD, claimed, read
 
 
-def test_the_record_of_models_fits_the_rows_of_the_tests() -> None:
-    rows, record = claimed().keys(), read()
+def test_the_record_of_models_fits_the_rows_of_the_tests(request: pytest.FixtureRequest) -> None:
+    rows, record = claimed(request.config.stash[COLLECTED]).keys(), read()
     gone = record - rows
     assert not gone, f"no test has these rows; run: {COMMAND}"
     claims, shown = (

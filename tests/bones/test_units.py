@@ -17,6 +17,8 @@ from tests.support.units import UnitGuard
 def pytest_configure(config):
     config.pluginmanager.register(UnitGuard())
 """
+# Those of the environment take a second to import.
+NO_PLUGINS = {"PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1"}
 TESTS = """
 import socket, subprocess, sys, threading
 import pytest
@@ -56,7 +58,7 @@ def test_only_marked_tests_may_start_processes_or_open_connections(tmp_path: Pat
     done = subprocess.run(
         [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", str(tmp_path)],
         cwd=tmp_path,
-        env={**os.environ, "PYTHONPATH": str(ROOT), "PYTEST_ADDOPTS": ""},
+        env={**os.environ, "PYTHONPATH": str(ROOT), "PYTEST_ADDOPTS": "", **NO_PLUGINS},
         capture_output=True,
         text=True,
         check=False,

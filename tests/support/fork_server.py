@@ -21,6 +21,7 @@ import atexit
 import contextlib
 import ctypes
 import fcntl
+import functools
 import gc
 import importlib
 import inspect
@@ -69,6 +70,8 @@ IMPORTED = (
     "baton_prefill_node.publisher",
     "baton_prefill_node.serve",
     "baton_router.server.router",
+    # Libraries import it with the first address that they look up, and it takes 25 ms.
+    "encodings.idna",
 )
 # What tests import beside it, as far as it takes long.
 IMPORTED_BY_TESTS = (
@@ -91,6 +94,8 @@ EARLY_NAMES = ("LANG", "LANGUAGE")
 # fork server was started with, so that `ps` and tests find it by them.
 COMMAND_BYTES, ENVIRONMENT_BYTES = 8 << 10, 64 << 10
 PADDING = "TEST_PADDING"
+MODEL_FLAG = "--model"
+BLOCK_SIZE = 16  # of most pools of tests
 MOVED = 512  # descriptors from here on do not collide with those that a process asks for
 REQUEST_BYTES = 1 << 20
 MOST_FILES = 16
@@ -341,6 +346,8 @@ def _serve(requests: socket.socket) -> None:
         if not request:
             return
         start = msgspec.json.decode(request, type=Start)
+        if MODEL_FLAG in start.argv:
+            _test_products(start.argv[start.argv.index(MODEL_FLAG) + 1])
         between = os.fork()
         if not between:
             if os.fork():
@@ -355,6 +362,25 @@ def _serve(requests: socket.socket) -> None:
         os.waitpid(between, 0)
         for file in files:
             os.close(file)
+
+
+@functools.cache
+def _test_products(model: str) -> None:
+    """Test the products of a model's heads, which takes half of the time in which an engine of a
+    small model starts: the engines that are forked from here remember the result."""
+    if not (Path(model) / "config.json").is_file():
+        return
+    torch = importlib.import_module("torch")
+    exact = "baton_engine.attention.exact"
+    products = importlib.import_module(f"{exact}.batched_products").BatchedProducts
+    keys = importlib.import_module(f"{exact}.splits").Splits(BLOCK_SIZE, None).keys
+    _keep_to_one_thread()
+    families = importlib.import_module("baton_engine.config.families")
+    with contextlib.suppress(families.ModelError):  # the engine itself reports it
+        head_dim = families.read_config(Path(model)).head_dim
+        for dtype in (torch.float32, torch.bfloat16):
+            device = torch.device("cpu")
+            products.for_heads(dtype, device, head_dim, value_dim=head_dim, keys=keys)
 
 
 def _fork_here(start: Start, files: Sequence[int]) -> int:

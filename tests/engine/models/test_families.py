@@ -11,6 +11,7 @@ import pytest
 import torch
 
 from baton_engine.config.engine_config import ModelImpl
+from baton_engine.config.entry_points import installed_points
 from baton_engine.config.families import (
     BUILT_IN,
     GROUP,
@@ -72,6 +73,7 @@ class Packages:
         (facts / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {name}\nVersion: 1.0\n")
         line = f"{architecture} = {value or f'{name}:FAMILY'}"
         (facts / "entry_points.txt").write_text(f"[{GROUP}]\n{line}\n")
+        installed_points.cache_clear()
 
 
 @pytest.fixture
@@ -81,6 +83,7 @@ def packages(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Packag
     monkeypatch.syspath_prepend(str(folder))
     installed = Packages(folder)
     yield installed
+    installed_points.cache_clear()
     for module in installed.modules:
         sys.modules.pop(module, None)
 

@@ -106,6 +106,8 @@ class ManifestPool:
         variables = environment(container, fields, self._secrets)
         arguments = [_moved(argument, folders) for argument in expanded(container, variables)]
         variables = {name: _moved(value, folders) for name, value in variables.items()}
+        # With another home than ours, each process imports all of Baton (support/fork_server.py).
+        variables.pop("HOME", None)
         inherited = {k: v for k, v in os.environ.items() if not k.startswith("BATON_")}
         with open(self._folder / f"{component}.log", "wb") as log:
             process = subprocess.Popen(
