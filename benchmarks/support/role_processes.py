@@ -26,16 +26,18 @@ from benchmarks.support.servers import HOST
 START_S = 120.0
 STOP_S = 15.0
 NODE_MAIN = """
-import asyncio, sys, msgspec
+import sys, msgspec
 from baton_node.settings import NodeSettings
 from baton_decode_node.serve import serve
+from baton_protocol.event_loop import run
 settings = msgspec.json.decode(sys.stdin.buffer.read(), type=NodeSettings)
-asyncio.run(serve(settings, "baton_cli.engine_process"))
+run(serve(settings, "baton_cli.engine_process"))
 """
 ROUTER_MAIN = """
-import asyncio, sys, msgspec
+import sys, msgspec
+from baton_protocol.event_loop import run
 from baton_router import RouterSettings, serve
-asyncio.run(serve(msgspec.json.decode(sys.stdin.buffer.read(), type=RouterSettings)))
+run(serve(msgspec.json.decode(sys.stdin.buffer.read(), type=RouterSettings)))
 """
 PROFILED = """
 import atexit, cProfile, pstats, sys

@@ -207,6 +207,12 @@ class Detokenizer:
         self._reader.read(context)
         self.push(known)
 
+    def push_id(self, token_id: int) -> str:
+        """Take one more id; return the new text."""
+        if not self._matchers:
+            return self._reader.push(token_id)
+        return self.push((token_id,)).text
+
     def push(self, ids: Sequence[int]) -> Emitted:
         """Take more ids; return the new text. After a stop string: no text and no used ids."""
         if not self._matchers:

@@ -6,7 +6,6 @@ imports only its own role's package: a router's image needs no engine.
 
 from __future__ import annotations
 
-import asyncio
 import os
 from collections.abc import Coroutine
 from contextlib import AbstractContextManager
@@ -20,6 +19,7 @@ from baton_cli.otlp import export_spans
 from baton_node.errors import EngineLost, SetupError
 from baton_node.ipc.engine_process import ENGINE_MODULE
 from baton_node.settings import NodeSettings
+from baton_protocol.event_loop import run
 from baton_protocol.parent_death import die_with
 
 if TYPE_CHECKING:
@@ -55,7 +55,7 @@ def router(options: RouterOptions) -> int:
     try:
         settings.check()
         with _spans(options, f"router-{os.getpid()}") as spans:
-            asyncio.run(serve(settings, spans=spans))
+            run(serve(settings, spans=spans))
     except InvalidRequest as error:
         raise UsageError(str(error)) from error
     except ListenError as error:
@@ -90,7 +90,7 @@ def _begin(options: ChildOptions) -> None:
 
 def _run_node(serving: Coroutine[Any, Any, None]) -> int:
     try:
-        asyncio.run(serving)
+        run(serving)
     except EngineLost as error:
         raise CommandError(str(error)) from error
     except SetupError as error:

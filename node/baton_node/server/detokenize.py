@@ -63,23 +63,32 @@ class ChoiceText:
             ids = (token.id,)
             if token.logprobs is not None:
                 logprobs = add_token_texts(self._tokenizer, (token.logprobs,))
-        text = "" if self._detokenizer is None else self._text(self._detokenizer, token, ids)
-        finish, stop = self._end(token)
+        text, stopped = "", None
+        if self._detokenizer is not None:
+            text = self._text(self._detokenizer, token)
+            stopped = self._detokenizer.stopped
+        finish: FinishReason | None = token.finish
+        stop: str | int | None = None
+        if finish is not None or stopped is not None:
+            finish, stop = self._end(token, stopped)
         place = (token.request, token.attempt, token.choice, token.offset)
         return Delta(*place, ids, text, logprobs, finish, stop)
 
-    def _text(
-        self, detokenizer: Detokenizer, token: TokenOut | Complete, ids: Sequence[int]
-    ) -> str:
+    def _text(self, detokenizer: Detokenizer, token: TokenOut | Complete) -> str:
         text = ""
-        if token.stop_id is None or self._request.params.include_stop_str_in_output:
-            text = detokenizer.push(ids).text  # a stop id is not shown unless the client asks
+        # A stop id is not shown unless the client asks.
+        shown = token.stop_id is None or self._request.params.include_stop_str_in_output
+        if shown and isinstance(token, TokenOut):
+            text = detokenizer.push_id(token.id)
         return text if token.finish is None else text + detokenizer.finish()
 
-    def _end(self, token: TokenOut | Complete) -> tuple[FinishReason | None, str | int | None]:
+    def _end(
+        self, token: TokenOut | Complete, stopped: str | None
+    ) -> tuple[FinishReason | None, str | int | None]:
+        """How the choice ends; `stopped` is the stop string that its text has."""
         if token.finish == "length":
             return "length", None
-        if self._detokenizer is not None and self._detokenizer.stopped is not None:
-            return "stop", self._detokenizer.stopped
+        if stopped is not None:
+            return "stop", stopped
         is_asked = token.stop_id in self._request.params.stop_token_ids
         return token.finish, token.stop_id if is_asked else None

@@ -81,23 +81,22 @@ class RequestStream:
         """Return the delta of one token of an open choice, and keep it.
 
         A delta with a finish reason closes its choice. The delta that closes the last choice
-        carries the statistics, except in a prefill job. `limit` is in bytes of kept deltas per
-        choice.
+        carries the statistics, except in a prefill job. `limit` is in bytes of kept deltas of all
+        choices.
         """
-        delta = self.texts[token.choice].push(token)
-        more: dict[str, object] = {}
+        choice = token.choice
+        delta = self.texts[choice].push(token)
         if self.prompt_logprobs:
-            more["prompt_logprobs"], self.prompt_logprobs = self.prompt_logprobs, ()
+            delta = msgspec.structs.replace(delta, prompt_logprobs=self.prompt_logprobs)
+            self.prompt_logprobs = ()
         if delta.finish is not None:
-            self.open_choices.discard(delta.choice)
+            self.open_choices.discard(choice)
             if not self.open_choices and not self.prefill:
-                more["stats"] = self.stats or RequestStats()
-        if more:
-            delta = msgspec.structs.replace(delta, **more)
+                delta = msgspec.structs.replace(delta, stats=self.stats or RequestStats())
         if self.prefill:
-            self.firsts[delta.choice] = delta
+            self.firsts[choice] = delta
         else:
-            self.histories[delta.choice].add_delta(delta, limit)
+            self.histories[choice].add_delta(delta, limit // len(self.histories))
         return delta
 
     def add_drafts(self, drafts: Drafts) -> None:

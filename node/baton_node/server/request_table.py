@@ -192,14 +192,16 @@ class RequestTable:
             live = self._get(token.request, token.attempt)
             if live is None or token.choice not in live.open_choices:
                 continue
-            delta = live.make_delta(token, share // live.request.params.n)
+            delta = live.make_delta(token, share)
             if delta.finish is not None and token.finish is None:
                 self._send(FinishChoice(token.request, token.attempt, token.choice))
-            if live.link is not None and not live.prefill:
+            if live.prefill:
+                if live.is_answered:
+                    self._answer(live)
+                continue
+            if live.link is not None:
                 frames.setdefault(live.link, []).append(delta)
-            if live.is_answered:
-                self._answer(live)
-            elif not live.prefill and not live.open_choices:
+            if not live.open_choices:
                 self._end(live)
         for link, deltas in frames.items():
             link.send(Deltas(tuple(deltas)))

@@ -39,6 +39,7 @@ from baton_node.server.role import NodeRole
 from baton_node.server.spans import NodeSpans
 from baton_node.server.transfer_summary import chunk_line
 from baton_node.settings import NodeSettings
+from baton_protocol.garbage import keep_objects
 from baton_protocol.ids import NodeId
 from baton_protocol.link import (
     is_loopback,
@@ -95,6 +96,7 @@ async def _serve(
     spans = NodeSpans(sink, NodeId(settings.node)) if sink is not None else None
     async with AsyncExitStack() as stack:
         site, port = await _listen(server, settings, stack)
+        keep_objects()
         life = _Life(server, site, port, role, engine_module, ending, spans)
         update = await life.run_engine(files)
         while update is not None:

@@ -29,6 +29,7 @@ class AnswerEncoder:
         self._prompts = [item.request.prompt_ids for item in prepared]
         self._parsing = prepared[0].parsing
         self._params = prepared[0].request.params
+        self._scored = self._params.prompt_logprobs is not None
         self._context = context
         self._id = answer_id
         self._created = int(time.time())
@@ -49,10 +50,9 @@ class AnswerEncoder:
 
     def is_slow(self, batch: Batch) -> bool:
         """Whether to encode in a thread: a long prompt's logprobs take half a second."""
-        scored = self._params.prompt_logprobs is not None
-        if scored and any(delta.prompt_logprobs for _, delta in batch):
+        if self._scored and any(delta.prompt_logprobs for _, delta in batch):
             return True
-        return self._shape_is_slow()
+        return self._shape is None and self._prompts_are_long()
 
     async def encode_end(self) -> bytes:
         """The last bytes of a stream that did not fail."""
@@ -70,7 +70,7 @@ class AnswerEncoder:
         """The JSON of everything that was collected."""
         choices, usage = self._collected, await self._final_usage()
         scored = any(choice.logprobs or choice.prompt_logprobs for choice in choices)
-        if scored or self._shape_is_slow():
+        if scored or self._prompts_are_long():
             return await asyncio.to_thread(lambda: self._get_shape().answer(choices, usage))
         return self._get_shape().answer(choices, usage)
 
@@ -90,11 +90,8 @@ class AnswerEncoder:
             self._shape = self._call.shape(common, self._prompts, tokenizer, self._parsing)
         return self._shape
 
-    def _shape_is_slow(self) -> bool:
-        """Whether the shape must still be made from long prompts: echoing the text of 100,000 ids
-        takes 0.1 s."""
-        if self._shape is not None:
-            return False
+    def _prompts_are_long(self) -> bool:
+        """Whether making the shape is slow: echoing the text of 100,000 ids takes 0.1 s."""
         requests = self._context.in_flight
         return sum(len(request.record.request.prompt_ids) for request in requests) > LONG_PROMPT
 

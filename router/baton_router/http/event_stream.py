@@ -7,6 +7,8 @@ sends a comment, because clients and proxies close silent connections.
 
 from __future__ import annotations
 
+import asyncio
+
 from aiohttp import web
 
 from baton_protocol.errors import ErrorRecord
@@ -34,7 +36,8 @@ class EventStream:
         self.keepalive_s = keepalive_s
         self._request = request
         self._response: web.StreamResponse | None = None
-        self._chunked = False
+        # The connection of a response in chunks, on which push_event() writes.
+        self._transport: asyncio.Transport | None = None
 
     @property
     def begun(self) -> bool:
@@ -52,19 +55,18 @@ class EventStream:
     def flows(self) -> bool:
         """True if the stream has begun and the system has taken all data: push_event() may be used.
         Otherwise use write_event(), which waits for the client."""
-        transport = self._request.transport
+        transport = self._transport
         return (
-            self._chunked
-            and transport is not None
-            and not transport.is_closing()
+            transport is not None
             and not transport.get_write_buffer_size()
+            and not transport.is_closing()
         )
 
     def push_event(self, data: bytes) -> None:
         """Write at once; only while `flows` is True."""
-        assert self._request.transport is not None
+        assert self._transport is not None
         if data:  # an empty chunk would end the stream
-            self._request.transport.write(b"%x\r\n%b\r\n" % (len(data), data))
+            self._transport.write(b"%x\r\n%b\r\n" % (len(data), data))
 
     async def end_with_error(self, error: ErrorRecord) -> web.StreamResponse:
         """Write the error as the last event, without a [DONE]."""
@@ -86,5 +88,6 @@ class EventStream:
         response = _Stream(headers=STREAM_HEADERS)
         await response.prepare(self._request)
         self._response = response
-        self._chunked = response.headers.get("Transfer-Encoding") == "chunked"
+        if response.headers.get("Transfer-Encoding") == "chunked":
+            self._transport = self._request.transport
         return response

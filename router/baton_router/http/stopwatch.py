@@ -22,13 +22,13 @@ class Stopwatch:
         self, metrics: RouterMetrics, clock: Callable[[], float], context: RequestContext
     ) -> None:
         self._metrics = metrics
+        self._observe_gap = metrics.itl.observe
         self._clock = clock
         self._context = context
         self._last: dict[tuple[int, int], float] = {}
 
     def record_batch(self, batch: Batch) -> None:
         now, last, tokens = self._clock(), self._last, 0
-        observe_gap = self._metrics.itl.observe
         for slot, delta in batch:
             if not delta.ids:
                 continue
@@ -36,7 +36,7 @@ class Stopwatch:
             key = (slot, delta.choice)
             previous = last.get(key)
             if previous is not None:
-                observe_gap(now - previous)
+                self._observe_gap(now - previous)
             elif self._context.ttft_s is None:
                 self._context.ttft_s = ttft_s = now - self._context.started
                 self._metrics.ttft.observe(ttft_s)

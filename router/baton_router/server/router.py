@@ -7,7 +7,6 @@ accepting and lets running answers finish until the deadline. The second signal 
 from __future__ import annotations
 
 import asyncio
-import gc
 import logging
 import random
 import secrets
@@ -26,6 +25,7 @@ from baton_kvstore.index.pins import Pins
 from baton_kvstore.index.rate_limits import Budgets as SharedBudgets
 from baton_kvstore.index.registry import Registry
 from baton_protocol.errors import Unavailable
+from baton_protocol.garbage import keep_objects
 from baton_protocol.link import is_loopback, link_headers
 from baton_protocol.store import RouterReport
 from baton_protocol.traces import Sink
@@ -74,7 +74,6 @@ REASONS = ("unreadable", "too_large", "artifact")
 BUDGETS_TIMEOUT_S = 0.25
 DISCOVERY_INTERVAL_S = 1.0  # between two listings of the registry
 MAX_VIEW_CHUNKS = 1_000_000  # of all nodes' caches, in the index of prefixes
-COLLECT_EVERY = 20_000  # new objects per garbage collection; Python's default is 700
 # A thread with a large body yields to the event loop after this many seconds. Python's default is
 # 5 ms, for each step of the loop.
 SWITCH_S = 0.0005
@@ -399,14 +398,6 @@ def _policy(settings: RouterSettings) -> PlacementPolicy:
     )
 
 
-def _keep() -> None:
-    """Freeze the objects made so far, such as the chunk index, for they live as long as the
-    process. A garbage collection that scans them would stop every stream."""
-    gc.collect()
-    gc.freeze()
-    gc.set_threshold(COLLECT_EVERY)
-
-
 async def run(
     settings: RouterSettings,
     started: Callable[[str, int], None] | None = None,
@@ -426,7 +417,7 @@ async def run(
     sys.setswitchinterval(SWITCH_S)
     try:
         async with Router(settings, spans=spans) as router:
-            _keep()
+            keep_objects()
             if started is not None:
                 started(settings.host, router.port)
             await first.wait()

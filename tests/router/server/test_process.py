@@ -22,10 +22,11 @@ pytestmark = pytest.mark.integration
 
 WAIT_S = 180.0
 CODE = """
-import asyncio, sys
+import sys
+from baton_protocol.event_loop import run
 from baton_router import RouterSettings, serve
 settings = RouterSettings(port=0, nodes=(sys.argv[1],), drain_timeout_s=float(sys.argv[2]))
-asyncio.run(serve(settings, lambda host, port: print(port, flush=True)))
+run(serve(settings, lambda host, port: print(port, flush=True)))
 """
 
 
