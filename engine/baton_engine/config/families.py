@@ -12,7 +12,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from functools import partial
-from importlib.metadata import EntryPoint, entry_points
+from importlib.metadata import EntryPoint
 from pathlib import Path
 from typing import Any
 
@@ -26,6 +26,7 @@ from baton_engine.config.config_json import (
 )
 from baton_engine.config.engine_config import ModelImpl
 from baton_engine.config.gguf_config import read_gguf_config
+from baton_engine.config.installed import installed_points
 from baton_engine.config.layer_counts import DECODER, LayerCounts
 from baton_engine.config.model_config import ModelConfig
 from baton_engine.config.quantization.online import online_config
@@ -84,7 +85,7 @@ class Family:
 
 def _architectures() -> list[str]:
     """All known architectures, sorted."""
-    return sorted({*BUILT_IN, *(point.name for point in entry_points(group=GROUP))})
+    return sorted({*BUILT_IN, *(point.name for point in installed_points(GROUP))})
 
 
 def find_family(architecture: str) -> Family | None:
@@ -209,8 +210,9 @@ def _family_of(values: Json, impl: ModelImpl) -> tuple[str, Family]:
 def _points(architecture: str) -> list[EntryPoint]:
     """The entry points of this name. A package that is found twice on the path counts once."""
     points = {}
-    for point in entry_points(group=GROUP, name=architecture):
-        points[_package(point), point.value] = point
+    for point in installed_points(GROUP):
+        if point.name == architecture:
+            points[_package(point), point.value] = point
     if architecture in BUILT_IN:
         value = BUILT_IN[architecture]
         points["baton-serve", value] = EntryPoint(name=architecture, value=value, group=GROUP)

@@ -11,9 +11,9 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from importlib import import_module
-from importlib.metadata import entry_points
 from typing import Any
 
+from baton_engine.config.installed import installed_points
 from baton_engine.errors import SettingsError
 from baton_engine.interface import ChangeLogits, LogitsProcessor
 from baton_protocol.errors import InvalidRequest
@@ -25,7 +25,7 @@ def load_processors(named: str | None, vocab_size: int) -> list[LogitsProcessor]
     """Make all installed processors, and those that `named` lists as MODULE:CLASS, divided by
     commas. Raises SettingsError for one that cannot be made."""
     found: list[tuple[str, Any]] = []
-    points = {point.value: point for point in entry_points(group=GROUP)}
+    points = {point.value: point for point in installed_points(GROUP)}
     for point in sorted(points.values(), key=lambda point: point.name):
         try:
             found.append((f"entry point {point.name} of {GROUP}", point.load()))

@@ -14,7 +14,6 @@ from collections.abc import Iterator, Mapping
 from copy import deepcopy
 from dataclasses import replace
 from functools import cache
-from importlib.metadata import entry_points
 from pathlib import Path
 from typing import Any
 
@@ -99,12 +98,6 @@ def transformers_config(kind: str, config: Json) -> Any:
         return CONFIG_MAPPING[kind].from_dict(deepcopy(config))
     except Exception:
         return None
-
-
-@pytest.fixture(autouse=True)
-def packages(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Looks for families of other packages once, and not 10 ms long for each config."""
-    monkeypatch.setattr("baton_engine.config.families.entry_points", cache(entry_points))
 
 
 @pytest.mark.parametrize("once", [True, pytest.param(False, marks=pytest.mark.long)])

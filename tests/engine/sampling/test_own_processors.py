@@ -47,7 +47,7 @@ def test_only_requests_that_use_one_are_changed(tiny_model: Callable[[str], Path
 
 def test_installed_processors_come_first(monkeypatch: pytest.MonkeyPatch) -> None:
     points = [EntryPoint("counting", COUNTING, GROUP)]
-    monkeypatch.setattr(request_processors, "entry_points", lambda group: points)
+    monkeypatch.setattr(request_processors, "installed_points", lambda group: points)
     made = load_processors(COUNTING, 7)
     assert [type(each).__name__ for each in made] == ["Counting", "Counting"]
 
