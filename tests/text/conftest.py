@@ -26,6 +26,12 @@ def hugging_face() -> AutoTokenizer:
 
 
 @pytest.fixture(scope="session")
+def our_tokenizer() -> Callable[[Path], Tokenizer]:
+    """Our tokenizer of a folder, loaded once."""
+    return lru_cache(lambda folder: Tokenizer.from_artifacts(read_artifacts(folder)))
+
+
+@pytest.fixture(scope="session")
 def tokenizer(request: pytest.FixtureRequest) -> Tokenizer:
     """The tokenizer of the family that the parameter names."""
     return tokenizer_of(request.param)

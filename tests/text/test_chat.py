@@ -22,6 +22,8 @@ from baton_text.chat import ChatTemplate
 from baton_text.tokenizer import Tokenizer
 from tests.support.engines.text_models import CHATML, byte_level_artifacts, write_artifacts
 
+Ours = Callable[[Path], Tokenizer]
+
 TALK: list[dict[str, Any]] = [
     {"role": "system", "content": "Be brief <&> \"quoted\" 'so'."},
     {"role": "user", "content": "Gr\u00fc\u00dfe \u65e5\u672c \U0001f600"},
@@ -114,25 +116,29 @@ BEGUN = (
 @pytest.mark.parametrize("begun", BEGUN)
 @pytest.mark.parametrize("template", [CHATML, TRIMS], ids=["kept", "trimmed"])
 def test_a_message_is_continued_as_in_transformers(
-    tmp_path: Path, hugging_face: Callable[[Path], Any], template: str, begun: str
+    tmp_path: Path,
+    our_tokenizer: Ours,
+    hugging_face: Callable[[Path], Any],
+    template: str,
+    begun: str,
 ) -> None:
     folder = write_artifacts(byte_level_artifacts(template), tmp_path)
-    assert_continued_as_in_transformers(folder, hugging_face, begun)
+    assert_continued_as_in_transformers(folder, our_tokenizer, hugging_face, begun)
 
 
 @pytest.mark.parametrize("begun", BEGUN)
 def test_a_models_own_template_continues_a_message_as_in_transformers(
-    model_folder: Path, hugging_face: Callable[[Path], Any], begun: str
+    model_folder: Path, our_tokenizer: Ours, hugging_face: Callable[[Path], Any], begun: str
 ) -> None:
-    assert_continued_as_in_transformers(model_folder, hugging_face, begun)
+    assert_continued_as_in_transformers(model_folder, our_tokenizer, hugging_face, begun)
 
 
 def assert_continued_as_in_transformers(
-    folder: Path, hugging_face: Callable[[Path], Any], begun: str
+    folder: Path, our_tokenizer: Ours, hugging_face: Callable[[Path], Any], begun: str
 ) -> None:
     """For an assistant's message, and for a user's."""
-    artifacts = read_artifacts(folder)
-    chat, tokenizer = ChatTemplate.from_artifacts(artifacts), hugging_face(folder)
+    chat = ChatTemplate.from_artifacts(read_artifacts(folder))
+    tokenizer = hugging_face(folder)
     for talk in (
         [*TALK, {"role": "assistant", "content": begun}],
         [*TALK[:-1], TALK[1] | {"content": begun}],
@@ -143,7 +149,7 @@ def assert_continued_as_in_transformers(
             talk, tokenize=False, continue_final_message=True
         )
         ids = tokenizer.apply_chat_template(talk, tokenize=True, **options)["input_ids"]
-        assert Tokenizer.from_artifacts(artifacts).encode(ours, add_special_tokens=False) == ids
+        assert our_tokenizer(folder).encode(ours, add_special_tokens=False) == ids
         assert ours.rstrip().endswith(begun.strip())
 
 

@@ -74,7 +74,7 @@ def reference(text: str, stops: Sequence[str], include: bool) -> tuple[str, str 
 
 
 @every_tokenizer
-@settings(max_examples=60)
+@settings(max_examples=40)
 @given(data=st.data())
 def test_any_split_of_the_ids_gives_the_same_text(
     tokenizer: Tokenizer, data: st.DataObject
@@ -95,7 +95,7 @@ def test_any_split_of_the_ids_gives_the_same_text(
 
 
 @every_tokenizer
-@settings(max_examples=60)
+@settings(max_examples=40)
 @given(data=st.data())
 def test_a_takeover_in_the_middle_sends_exactly_the_rest(
     tokenizer: Tokenizer, data: st.DataObject
@@ -112,7 +112,7 @@ def test_a_takeover_in_the_middle_sends_exactly_the_rest(
 
 
 @every_tokenizer
-@settings(max_examples=100)
+@settings(max_examples=50)
 @given(data=st.data())
 def test_an_answer_behind_its_prompts_context_is_decoded_as_behind_the_whole_prompt(
     tokenizer: Tokenizer, data: st.DataObject
@@ -131,7 +131,7 @@ def test_an_answer_behind_its_prompts_context_is_decoded_as_behind_the_whole_pro
 
 
 @every_tokenizer
-@settings(max_examples=100)
+@settings(max_examples=50)
 @given(data=st.data())
 def test_prompt_and_answer_together_are_the_text_of_all_ids(
     tokenizer: Tokenizer, data: st.DataObject
@@ -181,7 +181,7 @@ def test_stop_strings_do_not_match_in_the_context() -> None:
 
 
 @every_tokenizer
-@settings(max_examples=60)
+@settings(max_examples=40)
 @given(data=st.data())
 def test_shown_text_is_never_retracted(tokenizer: Tokenizer, data: st.DataObject) -> None:
     ids, stop = data.draw(any_ids(tokenizer)), data.draw(STOPS)
@@ -192,7 +192,7 @@ def test_shown_text_is_never_retracted(tokenizer: Tokenizer, data: st.DataObject
 
 
 @every_tokenizer
-@settings(max_examples=60)
+@settings(max_examples=40)
 @given(data=st.data())
 def test_a_stop_string_cuts_the_whole_text_where_it_first_ends(
     tokenizer: Tokenizer, data: st.DataObject
@@ -206,7 +206,7 @@ def test_a_stop_string_cuts_the_whole_text_where_it_first_ends(
 
 
 @pytest.mark.parametrize("tokenizer", ["bytes", "byte-level"], indirect=True)
-@settings(max_examples=200)
+@settings(max_examples=80)
 @given(data=st.data())
 def test_byte_level_text_is_what_the_library_decodes_even_for_invalid_bytes(
     tokenizer: Tokenizer, data: st.DataObject
@@ -218,7 +218,7 @@ def test_byte_level_text_is_what_the_library_decodes_even_for_invalid_bytes(
 
 
 @pytest.mark.parametrize("tokenizer", ["metaspace", "metaspace-decoder"], indirect=True)
-@settings(max_examples=200)
+@settings(max_examples=80)
 @given(texts=st.lists(TEXTS, max_size=4), specials=st.lists(st.integers(0, 4)), skip=st.booleans())
 def test_metaspace_text_is_what_the_library_decodes_for_any_valid_text(
     tokenizer: Tokenizer, texts: list[str], specials: list[int], skip: bool
@@ -283,6 +283,11 @@ def test_finish_returns_the_text_that_was_held_back() -> None:
     assert detokenizer.push(BYTES.encode("the EN")).text == "the "
     assert detokenizer.finish() == "EN"
     assert detokenizer.stopped is None
+
+
+def test_a_stop_string_is_found_where_it_begins_again_within_itself() -> None:
+    detokenizer = Detokenizer(BYTES, stop=("aab",))
+    assert detokenizer.push(BYTES.encode("aaab")) == Emitted("a", "aab", 4)
 
 
 def test_a_stop_string_within_the_first_ids_does_not_count() -> None:

@@ -62,7 +62,7 @@ def check(tokenizer: Tokenizer, ids: list[int], skip: bool) -> None:
 
 
 @every_tokenizer
-@settings(max_examples=150)
+@settings(max_examples=70)
 @given(data=st.data())
 def test_a_tokens_text_begins_at_its_place(tokenizer: Tokenizer, data: st.DataObject) -> None:
     check(tokenizer, data.draw(any_ids(tokenizer)), data.draw(st.booleans()))
@@ -71,7 +71,7 @@ def test_a_tokens_text_begins_at_its_place(tokenizer: Tokenizer, data: st.DataOb
 def test_a_tokens_text_begins_at_its_place_with_the_demo_model_too(demo_model: Path) -> None:
     demo = Tokenizer.from_artifacts(read_artifacts(demo_model))
 
-    @settings(max_examples=150)
+    @settings(max_examples=70)
     @given(ids=any_ids(demo), skip=st.booleans())
     def holds(ids: list[int], skip: bool) -> None:
         check(demo, ids, skip)
@@ -80,7 +80,7 @@ def test_a_tokens_text_begins_at_its_place_with_the_demo_model_too(demo_model: P
 
 
 @every_tokenizer
-@settings(max_examples=100)
+@settings(max_examples=50)
 @given(data=st.data())
 def test_offsets_after_a_context_equal_those_after_all_earlier_ids(
     tokenizer: Tokenizer, data: st.DataObject
@@ -129,7 +129,7 @@ def test_a_hidden_token_has_the_offset_of_the_next_token() -> None:
 
 
 @every_tokenizer
-@settings(max_examples=100)
+@settings(max_examples=50)
 @given(text=TEXTS, special=st.booleans())
 def test_the_tokens_of_a_given_text_stand_in_it_in_order(
     tokenizer: Tokenizer, text: str, special: bool
@@ -142,7 +142,7 @@ def test_the_tokens_of_a_given_text_stand_in_it_in_order(
 
 
 @lossless
-@settings(max_examples=100)
+@settings(max_examples=50)
 @given(text=TEXTS)
 def test_the_tokens_of_a_given_text_begin_at_their_characters(name: str, text: str) -> None:
     tokenizer = tokenizer_of(name)

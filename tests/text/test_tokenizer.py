@@ -19,7 +19,6 @@ from baton_text.artifacts import (
     TOKENIZER_CONFIG,
     ArtifactError,
     byte_artifacts,
-    read_artifacts,
 )
 from baton_text.detokenizer import Detokenizer
 from baton_text.tokenizer import LONG_TEXT, Tokenizer
@@ -28,6 +27,8 @@ from tests.support.engines.text_models import (
     metaspace_artifacts,
     write_artifacts,
 )
+
+Ours = Callable[[Path], Tokenizer]
 
 TEXTS = [
     "",
@@ -42,10 +43,9 @@ TEXTS = [
 
 @pytest.mark.parametrize("text", TEXTS)
 def test_encode_and_decode_equal_those_of_transformers(
-    model_folder: Path, hugging_face: Callable[[Path], Any], text: str
+    model_folder: Path, our_tokenizer: Ours, hugging_face: Callable[[Path], Any], text: str
 ) -> None:
-    ours = Tokenizer.from_artifacts(read_artifacts(model_folder))
-    theirs = hugging_face(model_folder)
+    ours, theirs = our_tokenizer(model_folder), hugging_face(model_folder)
     for special in (True, False):
         ids = ours.encode(text, add_special_tokens=special)
         assert ids == theirs(text, add_special_tokens=special)["input_ids"]
@@ -57,9 +57,9 @@ def test_encode_and_decode_equal_those_of_transformers(
 
 
 def test_a_long_text_has_the_ids_that_transformers_gives(
-    model_folder: Path, hugging_face: Callable[[Path], Any]
+    model_folder: Path, our_tokenizer: Ours, hugging_face: Callable[[Path], Any]
 ) -> None:
-    ours = Tokenizer.from_artifacts(read_artifacts(model_folder))
+    ours = our_tokenizer(model_folder)
     text = "".join(TEXTS) * (LONG_TEXT // len("".join(TEXTS)) + 1)
     for special in (True, False):
         theirs = hugging_face(model_folder)(text, add_special_tokens=special)["input_ids"]
@@ -69,14 +69,12 @@ def test_a_long_text_has_the_ids_that_transformers_gives(
 @pytest.mark.parametrize("most", [1, 7, 100, 100_000])
 def test_the_last_ids_of_a_text_are_those_that_transformers_keeps_on_the_left(
     model_folder: Path,
+    our_tokenizer: Ours,
     hugging_face: Callable[[Path], Any],
     most: int,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    ours, theirs = (
-        Tokenizer.from_artifacts(read_artifacts(model_folder)),
-        hugging_face(model_folder),
-    )
+    ours, theirs = our_tokenizer(model_folder), hugging_face(model_folder)
     monkeypatch.setattr(theirs, "truncation_side", "left")
     for text in (*TEXTS, "".join(TEXTS) * 9):
         kept = theirs(text, add_special_tokens=False, truncation=True, max_length=most)
@@ -110,10 +108,9 @@ def test_a_long_text_is_encoded_while_other_threads_run() -> None:
 
 
 def test_vocabulary_eos_and_special_tokens_equal_those_of_transformers(
-    model_folder: Path, hugging_face: Callable[[Path], Any]
+    model_folder: Path, our_tokenizer: Ours, hugging_face: Callable[[Path], Any]
 ) -> None:
-    ours = Tokenizer.from_artifacts(read_artifacts(model_folder))
-    theirs = hugging_face(model_folder)
+    ours, theirs = our_tokenizer(model_folder), hugging_face(model_folder)
     assert ours.vocab_size == len(theirs)
     assert ours.eos_ids == (theirs.eos_token_id,)
     assert ours.special_ids == {

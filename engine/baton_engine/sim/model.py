@@ -63,7 +63,7 @@ class Vocabulary:
             ids = [next(id for id in count() if id not in banned and _follows(mask, id))]
         place = 0
         if params.temperature > 0 and ids[0] != logits.eos:
-            few = min(DRAWN_FROM, len(ids), params.top_k if params.top_k > 0 else DRAWN_FROM)
+            few = min(len(ids), params.top_k if params.top_k > 0 else DRAWN_FROM)
             place = (noise >> 8) % few
         if params.logprobs is None:
             return Sampled(ids[place])
@@ -122,9 +122,10 @@ class _Logits:
 
 
 def _candidates(logits: _Logits, sample: Sample) -> list[int]:
-    """The most likely ids after the request's changes to the logits, best first; without changes,
-    only those that are drawn from."""
+    """The ids of which one is sampled: the most likely ones after the request's changes to the
+    logits, best first."""
     params, banned, seen = sample.params, frozenset(sample.banned), set[int]()
+    few = DRAWN_FROM if params.temperature > 0 else 1
     mask = _mask(sample)
     if sample.penalty_counts is not None:
         seen.update(
@@ -136,11 +137,12 @@ def _candidates(logits: _Logits, sample: Sample) -> list[int]:
     # Of the ids without a change, only the most likely few can be among the candidates.
     apart = banned | biases.keys() | seen
     if not apart and mask is None and params.allowed_token_ids is None:
-        return list(islice(logits.ranked(), DRAWN_FROM))
+        return list(islice(logits.ranked(), few))
     others = (id for id in logits.ranked() if id not in apart and _follows(mask, id))
+    plain = list(islice(others, few))
     if not biases and params.allowed_token_ids is None and sample.penalty_counts is None:
-        return list(islice(others, DRAWN_FROM))
-    pool = params.allowed_token_ids or (*islice(others, CANDIDATES), *biases, *seen)
+        return plain
+    pool = params.allowed_token_ids or (*plain, *biases, *seen)
     changed = {
         id: logits.of(id) + biases.get(id, 0.0)
         for id in pool
@@ -150,7 +152,7 @@ def _candidates(logits: _Logits, sample: Sample) -> list[int]:
         _penalise(changed, params, sample.penalty_counts)
     floor = max(changed.values(), default=0.0) - OUT_OF_REACH
     order = sorted(changed, key=lambda id: (-changed[id], logits.rank(id), id))
-    return [id for id in order[:CANDIDATES] if changed[id] >= floor]
+    return [id for id in order[:few] if changed[id] >= floor]
 
 
 def _mask(sample: Sample) -> bytes | None:

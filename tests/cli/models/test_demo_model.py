@@ -10,6 +10,8 @@ import threading
 from pathlib import Path
 
 import pytest
+from safetensors import safe_open
+from safetensors.torch import save_file
 
 from baton_cli.models import demo_model
 from baton_cli.models.demo_convert import EOS_ID, NUM_TENSORS, QUESTION, QUESTION_IDS
@@ -28,6 +30,7 @@ from baton_text.tokenizer import Tokenizer
 from tests.support.needs import needs
 
 LOCK = f".{DEMO_NAME}.lock"
+WEIGHTS = "model.safetensors"
 
 
 @pytest.fixture(scope="module")
@@ -52,12 +55,31 @@ def converted(cache: Path, messages: list[str]) -> Path:
     return demo_folder(cache)
 
 
+@pytest.fixture(scope="module")
+def shortened(converted: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The converted model with one small tensor. Each digest of all 269 MB takes half a second."""
+    folder = tmp_path_factory.mktemp("shortened")
+    for file in converted.iterdir():
+        if file.suffix != ".safetensors":
+            shutil.copyfile(file, folder / file.name)
+    name = "model.norm.weight"
+    with safe_open(converted / WEIGHTS, "pt") as whole:
+        save_file({name: whole.get_tensor(name)}, folder / WEIGHTS)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def digest(shortened: Path) -> str:
+    return content_digest(shortened)
+
+
 @pytest.fixture
-def copied(converted: Path, tmp_path: Path) -> Path:
-    """A converted model in a separate cache, by links, which saves a copy of 269 MB."""
+def copied(shortened: Path, digest: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A shortened model in a separate cache, by links. It counts as the demo model."""
+    monkeypatch.setattr(demo_model, "CONTENT_DIGEST", digest)
     folder = demo_folder(tmp_path)
     folder.mkdir(parents=True)
-    for file in converted.iterdir():
+    for file in shortened.iterdir():
         (folder / file.name).symlink_to(file)
     return folder
 
@@ -74,7 +96,7 @@ def test_converting_into_an_empty_cache_writes_the_folder_once(
 ) -> None:
     assert any("The capital of France is Paris." in line for line in messages)
     assert content_digest(converted) == demo_model.CONTENT_DIGEST
-    assert (converted / "model.safetensors").stat().st_size == 269_060_552
+    assert (converted / WEIGHTS).stat().st_size == 269_060_552
     siblings = {path.name for path in converted.parent.iterdir()}
     assert siblings == {DEMO_NAME, LOCK, f".{DEMO_NAME}.checked.json"}
 
@@ -85,9 +107,7 @@ def test_converting_into_an_empty_cache_writes_the_folder_once(
 
 
 def test_the_folder_holds_the_tensors_of_a_tied_model_in_bf16(converted: Path) -> None:
-    from safetensors import safe_open
-
-    with safe_open(converted / "model.safetensors", "numpy") as file:
+    with safe_open(converted / WEIGHTS, "numpy") as file:
         names = list(file.keys())
         dtypes = {file.get_slice(name).get_dtype() for name in names}
     assert len(names) == NUM_TENSORS

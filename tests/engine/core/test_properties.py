@@ -244,7 +244,7 @@ def test_ids_do_not_depend_on_the_pool_host_tier_budget_batch_or_overlap(
     overlap=st.booleans(),
     right=RIGHT,
 )
-@settings(max_examples=80)
+@settings(max_examples=50)
 def test_a_resumed_request_continues_as_if_undisturbed(
     wanted: list[Request],
     groups: Groups,
@@ -370,7 +370,7 @@ class NodeLoop:
     scheduling=SCHEDULING,
     data=st.data(),
 )
-@settings(max_examples=150)
+@settings(max_examples=100)
 def test_any_order_of_reservations_landings_aborts_and_failures_changes_no_ids(
     wanted: list[Request],
     groups: Groups,

@@ -29,7 +29,7 @@ from tests.support.engines.torch_engines import ask, decode_alone, generate_ids,
 NEW_TOKENS = 40  # past two ends of a block
 GREEDY = SamplingParams(temperature=0.0, max_tokens=NEW_TOKENS, ignore_eos=True)
 # Of a prompt that runs alone, one token per step: past the end of its block, and of a window's.
-ALONE = SamplingParams(temperature=0.0, max_tokens=24, ignore_eos=True)
+ALONE = SamplingParams(temperature=0.0, max_tokens=18, ignore_eos=True)
 BLOCK = 16
 CHUNK = 32
 LENGTHS = (1, BLOCK - 1, BLOCK, BLOCK + 1, CHUNK - 1, CHUNK, CHUNK + 1, 600)

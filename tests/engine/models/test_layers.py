@@ -24,6 +24,7 @@ from baton_engine.layers.rotary import Rope, inverse_frequencies, rotate
 from baton_protocol.ids import BlockId
 from baton_protocol.policies import DType
 from baton_protocol.sampling import SamplingParams
+from tests.support.engines.exactness import reference_logprobs
 from tests.support.engines.tiny_models import EXPERT_MODELS, MORE_MODELS, TINY_MODELS, prompt_of
 from tests.support.engines.torch_engines import ask
 
@@ -105,14 +106,10 @@ def test_rotation_keeps_norms_and_leaves_position_0_unchanged() -> None:
 def test_logprobs_are_within_1e_4_of_transformers(
     name: str, tiny_model: Callable[[str], Path]
 ) -> None:
-    from transformers import AutoModelForCausalLM
-
     folder, prompt = tiny_model(name), prompt_of(300, seed=5)
-    model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
-    with torch.inference_mode():
-        expected = model(torch.tensor([prompt])).logits[0, -1].log_softmax(-1)
+    expected = reference_logprobs(folder, prompt)
     for id, logprob in top_logprobs(folder, prompt, "float32").items():
-        assert logprob == pytest.approx(expected[id].item(), abs=1e-4)
+        assert logprob == pytest.approx(expected[id], abs=1e-4)
 
 
 @pytest.mark.parametrize("vocab", [320, 2 * HEAD_ROWS + 100])

@@ -15,7 +15,7 @@ from __future__ import annotations
 import hashlib
 import json
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import lru_cache
@@ -81,21 +81,43 @@ def reference(
 ) -> Reference:
     """The greedy ids of transformers for a prompt in fp32, with EOS ignored. They do not depend on
     `expected`, but if they are equal to it, they are found faster."""
-    name = hashlib.sha256(json.dumps([list(prompt), new_tokens]).encode()).hexdigest()[:24]
-    place = folder / ".reference" / f"{name}.json"
-    if place.is_file():
-        ids, candidates = json.loads(place.read_text())
-    else:
-        with one_thread():
-            checked = len(expected) == new_tokens and _check(folder, prompt, expected)
-            ids, candidates = checked or _generate(folder, prompt, new_tokens)
-        place.parent.mkdir(exist_ok=True)
-        draft = place.with_suffix(f".{os.getpid()}")
-        draft.write_text(json.dumps([ids, candidates]))
-        draft.replace(place)
+
+    def found() -> Found:
+        checked = len(expected) == new_tokens and _check(folder, prompt, expected)
+        return checked or _generate(folder, prompt, new_tokens)
+
+    ids, candidates = _kept(folder, [list(prompt), new_tokens], found)
     return Reference(
         tuple(ids), tuple(tuple((int(id), float(x)) for id, x in row) for row in candidates)
     )
+
+
+def reference_logprobs(folder: Path, prompt: Sequence[int]) -> list[float]:
+    """The log-probability of each id after a prompt, by transformers in fp32."""
+    import torch
+
+    def found() -> list[float]:
+        with torch.inference_mode():
+            logits = reference_model(folder)(torch.tensor([list(prompt)])).logits[0, -1]
+        logprobs: list[float] = logits.log_softmax(-1).tolist()
+        return logprobs
+
+    kept: list[float] = _kept(folder, [list(prompt), "log-probabilities"], found)
+    return kept
+
+
+def _kept(folder: Path, asked: object, find: Callable[[], object]) -> Any:
+    """What `find` gives for what is asked of a model, as JSON that is kept in its folder."""
+    name = hashlib.sha256(json.dumps(asked).encode()).hexdigest()[:24]
+    place = folder / ".reference" / f"{name}.json"
+    if not place.is_file():
+        with one_thread():
+            text = json.dumps(find())
+        place.parent.mkdir(exist_ok=True)
+        draft = place.with_suffix(f".{os.getpid()}")
+        draft.write_text(text)
+        draft.replace(place)
+    return json.loads(place.read_text())
 
 
 def compare_all(

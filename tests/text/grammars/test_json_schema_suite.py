@@ -9,6 +9,7 @@ counts valid instances that are refused separately, and allows them only for kno
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
 import tarfile
@@ -25,6 +26,7 @@ from baton_text.grammars.constraints import grammar_of
 from baton_text.grammars.errors import GrammarError
 from baton_text.grammars.grammars import Grammars
 from baton_text.tokenizer import Tokenizer
+from tests.support.engines.tiny_models import CACHE
 from tests.support.needs import needs
 
 pytestmark = pytest.mark.integration
@@ -56,13 +58,23 @@ META = {
 
 
 @pytest.fixture(scope="module")
-def suite(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    needs("registry")
+def archive() -> Path:
+    """The source archive. pip takes five seconds, so it is kept in the test cache."""
+    folder = CACHE / PACKAGE
+    if not folder.is_dir():
+        needs("registry")
+        draft = folder.with_suffix(f".{os.getpid()}")
+        options = ("--quiet", "--no-deps", "--no-binary=jsonschema", f"--dest={draft}")
+        command = [sys.executable, "-m", "pip", "download", *options, PACKAGE]
+        subprocess.run(command, check=True, capture_output=True, timeout=300)
+        draft.replace(folder)
+    [archive] = folder.iterdir()
+    return archive
+
+
+@pytest.fixture(scope="module")
+def suite(archive: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("suite")
-    options = ("--quiet", "--no-deps", "--no-binary=jsonschema", f"--dest={folder}")
-    command = [sys.executable, "-m", "pip", "download", *options, PACKAGE]
-    subprocess.run(command, check=True, capture_output=True, timeout=300)
-    [archive] = folder.glob("jsonschema-*.tar.gz")
     with tarfile.open(archive) as files:
         # Python 3.11 has filters from its fourth patch on.
         safely: dict[str, Any] = {"filter": "data"} if hasattr(tarfile, "data_filter") else {}

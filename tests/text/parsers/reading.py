@@ -41,10 +41,7 @@ def read(
         return reader(tools, tool_parser, reasoning_parser, begun=begun)
 
     whole = _joined(_pieces(new(), [text]))
-    assert _joined(_pieces(new(), list(text))) == whole
-    for at in range(1, min(len(text), 200)):
-        assert _joined(_pieces(new(), [text[:at], text[at:]])) == whole, at
-    _same_at_each_place(new, text)
+    _same_at_each_place(new, text, whole)
     generator = random.Random(len(text))
     for _ in range(5):
         cuts = sorted(generator.choices(range(len(text) + 1), k=6))
@@ -53,14 +50,20 @@ def read(
     return whole
 
 
-def _same_at_each_place(new: Callable[[], Reader], text: str) -> None:
-    """Assert that the pieces after each prefix depend only on that prefix; none is empty."""
+def _same_at_each_place(new: Callable[[], Reader], text: str, whole: Answer) -> None:
+    """Assert that the pieces after each prefix depend only on that prefix, and those of both halves
+    are the whole answer; none is empty."""
     slow, found = new(), list[Piece]()
     for place, char in enumerate(text, start=1):
         found += slow.push(char)
         if place <= 200:
-            assert _joined(new().push(text[:place])) == _joined(found), place
+            halves = new()
+            before = halves.push(text[:place])
+            assert _joined(before) == _joined(found), place
+            if place < len(text):
+                assert _joined(before + _pieces(halves, [text[place:]])) == whole, place
     found += slow.finish()
+    assert _joined(found) == whole
     calls = [piece.call for piece in found if piece.kind == "call"]
     assert calls == list(range(len(calls))), "calls are numbered as they come"
     assert all(piece.text for piece in found), "no piece is empty"
