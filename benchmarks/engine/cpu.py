@@ -8,6 +8,9 @@ Qwen3's shape. The passes of all sides are interleaved, so a slow minute of the 
 medians are compared. Prints each side's tokens per second, Baton's ratio to it, the speed of its
 matrix products and of the machine's, and how many answers equal Baton's. vLLM takes part if `make
 peers` has installed it. `--quick` runs one short pass on a tiny model, without vLLM.
+
+`--one-stream` measures one request alone on the demo model instead, with 1 and 2 threads, beside
+vLLM and llama.cpp, without which it ends with an error.
 """
 
 from __future__ import annotations
@@ -39,6 +42,7 @@ from benchmarks.support.engine.cpu_workloads import (
     Workload,
     save_model,
 )
+from benchmarks.support.engine.one_stream import one_stream
 
 RIVALS = ("vllm", "bridge", "batch", "one-by-one")
 DTYPES = ("float32", "bfloat16")
@@ -49,6 +53,9 @@ EXPERTS = ("grouped_mm", "eager")
 
 def main() -> None:
     options = parse_options()
+    if options.one_stream:
+        one_stream(range(1, options.threads + 1), options.passes)
+        return
     torch.set_num_threads(options.threads)
     shape, passes = SHAPES[options.model][options.quick], 1 if options.quick else options.passes
     with tempfile.TemporaryDirectory(prefix="baton-bench-") as name, ExitStack() as stack:
@@ -75,6 +82,7 @@ def parse_options() -> argparse.Namespace:
     )
     add = parser.add_argument
     add("--quick", action="store_true", help="tiny model, one pass of 8 tokens, no vLLM")
+    add("--one-stream", action="store_true", help="one request alone on the demo model")
     add("--model", choices=list(SHAPES), default="dense", help="(default dense)")
     add("--threads", type=int, default=2, help="threads of each side (default 2)")
     add("--passes", type=int, default=3, help="passes per side (default 3)")

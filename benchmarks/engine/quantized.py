@@ -38,7 +38,7 @@ from benchmarks.engine.cpu_step import clock
 from benchmarks.engine.experts import cpu
 from benchmarks.support.engine.cpu_workloads import MID, TINY, VOCAB, Shape, write_config
 from benchmarks.support.engine.llama_cpp import LlamaCpp, llama_cpp_takes_part
-from benchmarks.support.engine.random_gguf import Kind
+from benchmarks.support.engine.random_gguf import Kind, write_random_gguf
 from benchmarks.support.figures import Verdict, at_least, exit_code, machine, ratio, rotated, spread
 
 SHAPES = {
@@ -151,7 +151,10 @@ class Rival:
     def __init__(self, beside: str, shape: Shape, threads: int) -> None:
         self.kind, self.rates = IN_LLAMA_CPP[beside], dict[str, list[float]]()
         self.beside = beside
-        self._server = LlamaCpp(shape, self.kind, threads, PROMPT + KEYS)
+        with tempfile.TemporaryDirectory(prefix="baton-bench-") as folder:
+            file = Path(folder) / "random.gguf"
+            write_random_gguf(file, shape, self.kind)
+            self._server = LlamaCpp(file, threads, PROMPT + KEYS)
         self.name = self._server.name
         self._draw = random.Random(0)
 
@@ -211,7 +214,7 @@ def main() -> int:
     verdicts: list[Verdict] = []
     print(f"{options.threads} threads of {cpu()}; {machine()}")
     compared = [kind for kind in options.kinds if kind in IN_LLAMA_CPP and not options.quick]
-    if compared and not llama_cpp_takes_part():
+    if compared and not llama_cpp_takes_part(asked=False):
         compared = []
     for name in options.shape:
         shape = TINY if options.quick else SHAPES[name]

@@ -1,19 +1,16 @@
 """llama.cpp as a side of a CPU benchmark, if `make peers` has installed it.
 
-In: a shape, whose weights are drawn. Out: tokens per second of a prompt and of its answer.
+In: a GGUF file. Out: tokens per second of a prompt and of its answer.
 """
 
 from __future__ import annotations
 
 import json
 import subprocess
-import tempfile
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from benchmarks.support.engine.cpu_workloads import Shape
-from benchmarks.support.engine.random_gguf import Kind, write_random_gguf
 from benchmarks.support.kv.peers import PYTHON
 from benchmarks.support.rivals import PEERS, takes_part
 
@@ -31,19 +28,18 @@ class Rates:
 class LlamaCpp:
     """In a process of its own, idle while others have their turn."""
 
-    def __init__(self, shape: Shape, kind: Kind, threads: int, tokens: int) -> None:
+    def __init__(self, file: Path, threads: int, tokens: int) -> None:
+        """The file is open afterwards, and may be removed. A prompt with its answer has at most
+        `tokens` tokens."""
         worker = Path(__file__).with_name("llama_cpp_worker.py")
-        with tempfile.TemporaryDirectory(prefix="baton-bench-") as folder:
-            file = Path(folder) / "random.gguf"
-            write_random_gguf(file, shape, kind)
-            self._process = subprocess.Popen(
-                [str(PYTHON), str(worker), str(file), str(threads), str(tokens)],
-                stdin=subprocess.PIPE,
-                stdout=subprocess.PIPE,
-                stderr=subprocess.DEVNULL,
-                text=True,
-            )
-            found = self._answer()  # the file is open now
+        self._process = subprocess.Popen(
+            [str(PYTHON), str(worker), str(file), str(threads), str(tokens)],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.DEVNULL,
+            text=True,
+        )
+        found = self._answer()
         able = (part.split(" = ")[0] for part in found["system"].split(" | ") if " = 1" in part)
         self.name = f"xllamacpp {found['version']} ({', '.join(able).replace('CPU : ', '')})"
 
@@ -72,6 +68,7 @@ class LlamaCpp:
             self._process.wait(END_S)
 
 
-def llama_cpp_takes_part() -> bool:
+def llama_cpp_takes_part(*, asked: bool) -> bool:
+    """Whether llama.cpp is compared. Raise SystemExit if it was asked for and is not there."""
     there = bool([*PEERS.parent.glob("lib/python*/site-packages/xllamacpp")])
-    return takes_part("llama.cpp", PEERS, there=there, asked=False)
+    return takes_part("llama.cpp", PEERS, there=there, asked=asked)

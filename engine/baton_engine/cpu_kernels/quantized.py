@@ -85,7 +85,8 @@ PACKED_BLOCKS = 64
 CHAIN = 512
 
 # Numbers of weights that are not quantized, and of int8 weights for inputs in int8.
-Stored = Numbers | Literal["bf16", "integers"]
+Stored = Numbers | Literal["bf16", "fp32", "integers"]
+PLAIN = ("bf16", "fp32")
 
 # NUMBA_CPU_NAME compiles for another CPU than this one.
 _FEATURES = {} if numba.config.CPU_NAME else llvm.get_host_cpu_features()
@@ -141,7 +142,7 @@ class PackedWeight:
             task.groups = self.scales_EBGW.shape[2]
             task.group_pairs = -(-self.group // (4 if self.numbers == "integers" else 2))
             task.codes = self.codes_EBHY.data_ptr()
-            if self.numbers != "bf16":
+            if self.numbers not in PLAIN:
                 task.scales = self.scales_EBGW.data_ptr()
             if self.shifts_EBGW is not None:
                 task.shifts = self.shifts_EBGW.data_ptr()
@@ -213,18 +214,21 @@ def pack_weight(
 
 
 def multiplies_plain() -> bool:
-    """Whether products with plain bfloat16 weights are faster here than a library's. Those of CPUs
-    with AMX are as fast for one row, and faster for many."""
+    """Whether products with plain weights are faster here than a library's. Those in bfloat16 of
+    CPUs with AMX are as fast for one row, and faster for many; float32 was not measured there."""
     return _NATIVE and not _FEATURES.get("amx-bf16")
 
 
 def pack_plain(weight_OI: torch.Tensor, bias_O: torch.Tensor | None = None) -> PackedWeight:
-    """A bfloat16 weight with an even number of inputs."""
+    """A bfloat16 or float32 weight with an even number of inputs."""
     outputs, inputs = weight_OI.shape
     blocks, group = -(-outputs // COLUMNS), min(CHAIN, inputs)
+    bf16 = weight_OI.dtype == torch.bfloat16
+    words = inputs // 2 if bf16 else inputs
+    codes_EBWY = _packed_words(1, outputs, words, lambda _, rows: weight_OI[rows])
     return PackedWeight(
-        numbers="bf16",
-        codes_EBHY=_packed_words(1, outputs, inputs // 2, lambda _, rows: weight_OI[rows]),
+        numbers="bf16" if bf16 else "fp32",
+        codes_EBHY=codes_EBWY.view(1, blocks, inputs // 2, -1),
         scales_EBGW=torch.ones(1).expand(1, blocks, -(-inputs // group), COLUMNS),
         shifts_EBGW=None,
         bias_EBW=None if bias_O is None else _in_blocks(bias_O[None, :, None]).squeeze(2),
@@ -339,6 +343,8 @@ def _kernel_of(packed: PackedWeight, dtype: torch.dtype) -> tuple[Any, torch.Ten
         return int8_integers, torch.empty(0)
     if packed.numbers == "bf16":
         return bf16_plain, torch.empty(0)
+    if packed.numbers == "fp32":
+        return fp32_plain, torch.empty(0)
     tables = _tables(packed.numbers, packed.table, native)
     if BITS[packed.numbers] == 8:
         names = {"int8": (fp32_int8, bf16_int8), "fp8": (fp32_fp8, bf16_fp8)}
@@ -426,7 +432,8 @@ def _compiled_for(bits: int, decoding: Decoding, bf16: bool) -> Any:
     kind = BlockKind(bits, decoding, bf16, native or decoding == "integers", _WIDE)
     integers, unpacked_bytes = kind.integers, kind.unpacked_bytes
     offset_of_numbers, halved = np.float32(-kind.offset), kind.offset != 0
-    few_rows = PART_ROWS if bits == 16 else FEW_ROWS if native else FEW_FP32_ROWS
+    few_rows = PART_ROWS if bits >= 16 else FEW_ROWS if native else FEW_FP32_ROWS
+    pair_bytes = PAIR_BYTES * bits
     several_tables, one_table = kind.several_tables, kind.looked_up and not kind.several_tables
     unpack = group_unpacking(kind)
     in_registers, in_memory = _product_of(kind), _stored_product_of(kind)
@@ -446,8 +453,10 @@ def _compiled_for(bits: int, decoding: Decoding, bf16: bool) -> Any:
         all_sums = np.empty((task.groups if summed else 0, PART_ROWS), np.float32)
         all_starts = np.zeros((task.groups if halved else 1, PART_ROWS), np.float32)
         last = -1
+        block_bytes = task.pairs * pair_bytes
         turn = take_next(pointer)
         while turn < task.part_count * task.blocks:
+            following = take_next(pointer)
             part, block = turn // task.blocks, turn % task.blocks
             place = task.parts + 24 * part
             index = load_address(place) * task.blocks + block
@@ -486,6 +495,14 @@ def _compiled_for(bits: int, decoding: Decoding, bf16: bool) -> Any:
                 starts = all_starts.ctypes.data + 4 * PART_ROWS * (group if halved else 0)
                 if rows > few_rows:
                     unpack(codes, pairs * count, task.tables, tile)
+                # Plain weights of the next block are fetched while those of this one are
+                # multiplied, a share for each of the first rows. They have one expert.
+                ahead, ahead_step = codes, 0
+                if following < task.part_count * task.blocks:
+                    ahead = task.codes + following % task.blocks * block_bytes
+                    ahead += before * pair_bytes
+                    steps = -(-rows // ROWS)
+                    ahead_step = max(64 * (bits // 16), -(-pair_bytes // steps))
                 step = ROWS
                 if several_tables and ROWS < rows <= few_rows:
                     step = ROWS_OF_TABLES
@@ -494,17 +511,29 @@ def _compiled_for(bits: int, decoding: Decoding, bf16: bool) -> Any:
                 for row in range(0, rows, step):
                     some, here = min(step, rows - row), places + 8 * row
                     start, total = starts + 4 * row, totals + row * ROW_SUMS
+                    here_ahead = ahead + row // ROWS * ahead_step * pairs * count
                     if rows > few_rows:
                         in_memory(some, tile, here, offset, pairs, count, start, scales, total)
                     else:
                         tables = task.tables
                         in_registers(
-                            some, codes, here, offset, pairs, count, tables, start, scales, total
+                            some,
+                            codes,
+                            here,
+                            offset,
+                            pairs,
+                            count,
+                            tables,
+                            start,
+                            scales,
+                            total,
+                            here_ahead,
+                            ahead_step,
                         )
                 group += count
             for row in range(rows):
                 _finish(task, totals + row * ROW_SUMS, begin + row, index, block)
-            turn = take_next(pointer)
+            turn = following
         keep_until_here(memory)
         keep_until_here(unpacked)
         keep_until_here(ones)
@@ -528,17 +557,79 @@ def _product_of(kind: BlockKind) -> Any:
         starts: int,
         scales: int,
         totals: int,
+        ahead: int,
+        ahead_step: int,
     ) -> None:
         if rows > ROWS:
-            eight(codes, places, offset, pairs, groups, tables, starts, scales, totals)
+            eight(
+                codes,
+                places,
+                offset,
+                pairs,
+                groups,
+                tables,
+                starts,
+                scales,
+                totals,
+                ahead,
+                ahead_step,
+            )
         elif rows > 4:
-            six(codes, places, offset, pairs, groups, tables, starts, scales, totals)
+            six(
+                codes,
+                places,
+                offset,
+                pairs,
+                groups,
+                tables,
+                starts,
+                scales,
+                totals,
+                ahead,
+                ahead_step,
+            )
         elif rows > 2:
-            four(codes, places, offset, pairs, groups, tables, starts, scales, totals)
+            four(
+                codes,
+                places,
+                offset,
+                pairs,
+                groups,
+                tables,
+                starts,
+                scales,
+                totals,
+                ahead,
+                ahead_step,
+            )
         elif rows > 1:
-            two(codes, places, offset, pairs, groups, tables, starts, scales, totals)
+            two(
+                codes,
+                places,
+                offset,
+                pairs,
+                groups,
+                tables,
+                starts,
+                scales,
+                totals,
+                ahead,
+                ahead_step,
+            )
         else:
-            one(codes, places, offset, pairs, groups, tables, starts, scales, totals)
+            one(
+                codes,
+                places,
+                offset,
+                pairs,
+                groups,
+                tables,
+                starts,
+                scales,
+                totals,
+                ahead,
+                ahead_step,
+            )
 
     return _inlined_as(f"multiply_{kind.bits}_{kind.decoding}_{kind.bf16}", multiply_groups)
 
@@ -561,11 +652,11 @@ def _stored_product_of(kind: BlockKind) -> Any:
         totals: int,
     ) -> None:
         if rows > 3 and pairs > SHORT_PAIRS:
-            six(numbers, places, offset, pairs, groups, 0, starts, scales, totals)
+            six(numbers, places, offset, pairs, groups, 0, starts, scales, totals, 0, 0)
         else:
             for row in range(0, rows, 3):
                 here, start, total = places + 8 * row, starts + 4 * row, totals + ROW_SUMS * row
-                three(numbers, here, offset, pairs, groups, 0, start, scales, total)
+                three(numbers, here, offset, pairs, groups, 0, start, scales, total, 0, 0)
 
     return _inlined_as(f"multiply_stored_{kind.bits}_{kind.decoding}_{kind.bf16}", multiply_stored)
 
@@ -621,6 +712,7 @@ def _finish(task: Any, totals: int, number: int, index: int, block: int) -> None
 
 
 _BF16_PLAIN: Any = _compiled_for(16, "bf16", True) if _NATIVE else None
+_FP32_PLAIN = _compiled_for(32, "fp32", False)
 _INT8_INTEGERS: Any = _compiled_for(16, "integers", True) if _INTEGERS else None
 _BF16_TABLE = _compiled_for(4, "table", True)
 _BF16_TWO_TABLES = _compiled_for(4, "two tables", True)
@@ -633,6 +725,10 @@ _FP32_FP8 = _compiled_for(8, "fp8", False)
 
 def bf16_plain(pointer: Any) -> None:
     _BF16_PLAIN(pointer)
+
+
+def fp32_plain(pointer: Any) -> None:
+    _FP32_PLAIN(pointer)
 
 
 def int8_integers(pointer: Any) -> None:

@@ -11,6 +11,7 @@ Inputs are taken in pairs. The codes of a pair are one load of 64 bytes for each
   places_of_bytes().
 - 16 bits: four loads with the bfloat16 numbers of 16 outputs each, which need no table. Only with
   `native`, see below.
+- 32 bits: the float32 numbers of 64 outputs for the first input, and then those for the second.
 
 Weights and inputs in int8 are multiplied four by four, which are taken for a pair with 16 bits.
 With AVX-512 VNNI one instruction adds their products in integers, which are exact in any order. A
@@ -49,7 +50,7 @@ from baton_engine.cpu_kernels.llvm_values import (
     load_at,
     store_at,
 )
-from baton_engine.cpu_kernels.vectors import COLUMNS, address
+from baton_engine.cpu_kernels.vectors import COLUMNS, FIRST_LEVEL, address, fetch
 
 VECTORS = COLUMNS // LANES
 # Bytes of codes per input pair and bit of a code; bytes of a vector.
@@ -66,9 +67,9 @@ ROWS_BESIDE_TABLES, VECTORS_BESIDE_TABLES = 4, 2
 FETCHING_ROWS, FETCHED_BYTES = 4, 2048
 
 # How codes become numbers: "table" looks them up in 16 or 2 x 128 numbers, "two tables" adds two of
-# them, and "int8" and "fp8" are computed. "bf16" are the numbers, and "integers" are int8 for
-# inputs in int8.
-Decoding = Literal["table", "two tables", "int8", "fp8", "bf16", "integers"]
+# them, and "int8" and "fp8" are computed. "bf16" and "fp32" are the numbers, and "integers" are
+# int8 for inputs in int8.
+Decoding = Literal["table", "two tables", "int8", "fp8", "bf16", "fp32", "integers"]
 
 _HALVES = ir.VectorType(ir.IntType(16), 2 * LANES)
 _BYTES = ir.VectorType(ir.IntType(8), 4 * LANES)
@@ -105,6 +106,11 @@ class BlockKind:
         return self.decoding == "integers"
 
     @property
+    def plain(self) -> bool:
+        """Whether weights are not quantized."""
+        return self.decoding in ("bf16", "fp32")
+
+    @property
     def looked_up(self) -> bool:
         """Whether instructions look up numbers in tables that registers hold."""
         return self.native and self.bits < 16
@@ -135,13 +141,17 @@ def group_product(rows: int, kind: BlockKind, *, unpacked: bool) -> Any:
     `codes` is the address of the first pair's codes, or of what unpack_group() stored, `places`
     where the addresses of the rows are, `offset` that of the pair in a row, `tables` the address of
     the numbers of codes; if sums do not begin at 0, they begin at the float32 numbers at `starts`,
-    [groups, PART_ROWS]. Sums times the `scales`, [groups, 64], are added to `totals`, float32
+    [groups, PART_ROWS]. Plain weights are fetched from `ahead` on, `ahead_step` bytes further for
+    each pair. Sums times the `scales`, [groups, 64], are added to `totals`, float32
     [rows, 64].
     """
     together = VECTORS if kind.wide else max(1, VECTORS // rows)  # vectors of a row
     if kind.several_tables and rows > ROWS_BESIDE_TABLES and not unpacked:
         together = VECTORS_BESIDE_TABLES
     fetching = kind.looked_up and rows >= FETCHING_ROWS and not unpacked
+    lines_ahead = 0
+    if kind.plain and not unpacked:
+        lines_ahead = (4 if rows < FETCHING_ROWS else 2) * (2 if kind.decoding == "fp32" else 1)
     pair_bytes = kind.unpacked_bytes if unpacked else PAIR_BYTES * kind.bits
     kept = kind.wide and rows <= ROWS_IN_REGISTERS
 
@@ -157,9 +167,12 @@ def group_product(rows: int, kind: BlockKind, *, unpacked: bool) -> Any:
         starts: Any,
         scales: Any,
         totals: Any,
+        ahead: Any,
+        ahead_step: Any,
     ) -> tuple[Any, Any]:
         def emit(context: Any, builder: Any, signature: Any, given: Any) -> Any:
-            codes, places, offset, pairs, groups, tables, starts, scales, totals = given
+            codes, places, offset, pairs, groups, tables, starts, scales, totals, *given = given
+            ahead, ahead_step = given
             found = [
                 builder.add(load_at(builder, after(builder, places, 8 * row), ADDRESS), offset)
                 for row in range(rows)
@@ -183,6 +196,10 @@ def group_product(rows: int, kind: BlockKind, *, unpacked: bool) -> Any:
                     index = builder.add(before, loop.index)
                     pair = builder.add(codes, _times(builder, index, pair_bytes))
                     here = _times(builder, index, 4 if kind.bf16 else 8)
+                    if lines_ahead:
+                        place = builder.add(ahead, builder.mul(index, ahead_step))
+                        for line in range(lines_ahead):
+                            fetch(builder, after(builder, place, VECTOR_BYTES * line))
                     if fetching:
                         _fetch(builder, kind, after(builder, pair, FETCHED_BYTES), vectors)
 
@@ -200,6 +217,14 @@ def group_product(rows: int, kind: BlockKind, *, unpacked: bool) -> Any:
                             row_inputs = _inputs(builder, builder.add(row, here), kind)
                             for weights, place in zip(looked_up, row_sums, strict=True):
                                 add_products(row_inputs, weights, place)
+                    elif kind.decoding == "fp32":
+                        # One input after the other: those of all rows would not fit the registers.
+                        for one in range(2):
+                            some = [numbers(pair, vector)[one] for vector in vectors]
+                            for row, row_sums in zip(found, sums, strict=True):
+                                row_input = _inputs(builder, builder.add(row, here), kind)[one]
+                                for weight, place in zip(some, row_sums, strict=True):
+                                    add_products([row_input], [weight], place)
                     else:
                         inputs = [_inputs(builder, builder.add(row, here), kind) for row in found]
                         for vector in vectors:
@@ -251,7 +276,7 @@ def group_product(rows: int, kind: BlockKind, *, unpacked: bool) -> Any:
             return context.get_dummy_value()
 
         arguments = (address, address, types.int64, types.int64, types.int64, *(address,) * 4)
-        return types.void(*arguments), emit
+        return types.void(*arguments, address, types.int64), emit
 
     return multiply_group
 
@@ -396,6 +421,13 @@ def _numbers(builder: Any, kind: BlockKind, tables: Any) -> Callable[[Any, int],
     def table(index: int, shape: Any) -> Any:
         return load_at(builder, after(builder, tables, VECTOR_BYTES * index), shape)
 
+    if kind.decoding == "fp32":
+        return lambda pair, vector: [
+            load_at(
+                builder, after(builder, pair, 4 * COLUMNS * one + VECTOR_BYTES * vector), NUMBERS
+            )
+            for one in (1, 0)
+        ]
     if kind.bits == 16:
         assert kind.native, "a CPU without the instruction"
         return lambda pair, vector: [
@@ -473,13 +505,8 @@ def _native_bytes(builder: Any, tables: list[Any], pair: Any, vector: int) -> An
 
 def _fetch(builder: Any, kind: BlockKind, pair: Any, vectors: range) -> None:
     """Begin to load the codes of these vectors into the cache."""
-    pointer = ir.IntType(8).as_pointer()
-    shape = ir.FunctionType(ir.VoidType(), [pointer, WORD, WORD, WORD])
-    fetch = cgutils.get_or_insert_function(builder.module, shape, "llvm.prefetch.p0")
-    to_read, to_all_caches, data = (ir.Constant(WORD, value) for value in (0, 3, 1))
     for line in sorted({vector * kind.bits // 16 for vector in vectors}):
-        place = builder.inttoptr(after(builder, pair, VECTOR_BYTES * line), pointer)
-        builder.call(fetch, [place, to_read, to_all_caches, data])
+        fetch(builder, after(builder, pair, VECTOR_BYTES * line), FIRST_LEVEL)
 
 
 def _signed(builder: Any, codes: Any) -> Any:

@@ -12,7 +12,7 @@ of a float32, so each half becomes a float32 by a shift or a mask.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from llvmlite import ir
@@ -35,6 +35,9 @@ from baton_engine.cpu_kernels.llvm_values import (
 )
 
 COLUMNS = 64  # outputs of a block of weights
+# From which cache level on a line is fetched, as LLVM numbers them.
+FIRST_LEVEL, SECOND_LEVEL = 3, 2
+QUARTER = 4  # words of the part of a vector in which shuffles are cheapest
 address = types.int64
 
 _MASK = ir.VectorType(ir.IntType(1), LANES)
@@ -587,27 +590,43 @@ def store_transposed(typing: Any, place: Any, row_bytes: Any, target: Any) -> tu
 
     def emit(context: Any, builder: Any, signature: Any, given: Any) -> Any:
         place, row_bytes, target = given
-        rows = []
-        for row in range(LANES):
-            offset = builder.mul(row_bytes, ir.Constant(row_bytes.type, row))
-            rows.append(load_at(builder, builder.add(place, offset), WORDS))
-        # Exchange one bit of a word's row with the same bit of its column at a time.
-        bit = 1
-        while bit < LANES:
-            upper = [lane if not lane & bit else LANES + lane - bit for lane in range(LANES)]
-            lower = [lane + bit if not lane & bit else LANES + lane for lane in range(LANES)]
-            for row in range(LANES):
-                if not row & bit:
-                    pair = rows[row], rows[row + bit]
-                    rows[row] = builder.shuffle_vector(*pair, ir.Constant(WORDS, upper))
-                    rows[row + bit] = builder.shuffle_vector(*pair, ir.Constant(WORDS, lower))
-            bit *= 2
-        for column, value in enumerate(rows):
-            offset = ir.Constant(target.type, column * LANES * 4)
-            store_at(builder, builder.add(target, offset), value)
+        rows = [
+            builder.add(place, builder.mul(row_bytes, ir.Constant(row_bytes.type, row)))
+            for row in range(LANES)
+        ]
+        # Loads take the words of four rows apart, so that only words within a quarter of a vector
+        # are left to exchange.
+        for first in range(0, LANES, QUARTER):
+            some = [_quarters(builder, rows[row::QUARTER], 4 * first) for row in range(QUARTER)]
+            # Exchange one bit of a word's row with the same bit of its column at a time.
+            for bit in (1, 2):
+                upper = [lane if not lane & bit else LANES + lane - bit for lane in range(LANES)]
+                lower = [lane + bit if not lane & bit else LANES + lane for lane in range(LANES)]
+                for row in range(QUARTER):
+                    if not row & bit:
+                        pair = some[row], some[row + bit]
+                        some[row] = builder.shuffle_vector(*pair, ir.Constant(WORDS, upper))
+                        some[row + bit] = builder.shuffle_vector(*pair, ir.Constant(WORDS, lower))
+            for column, value in enumerate(some):
+                offset = ir.Constant(target.type, (first + column) * LANES * 4)
+                store_at(builder, builder.add(target, offset), value)
         return context.get_dummy_value()
 
     return types.void(address, types.int64, address), emit
+
+
+def _quarters(builder: Any, places: Sequence[Any], offset: int) -> Any:
+    """A vector of four words from each of four addresses."""
+    kind = ir.VectorType(WORD, QUARTER)
+    parts = [load_at(builder, after(builder, place, offset), kind) for place in places]
+    while len(parts) > 1:
+        lanes = range(2 * parts[0].type.count)
+        mask = ir.Constant(ir.VectorType(WORD, len(lanes)), list(lanes))
+        parts = [
+            builder.shuffle_vector(one, other, mask)
+            for one, other in zip(parts[::2], parts[1::2], strict=True)
+        ]
+    return parts[0]
 
 
 @_operation
@@ -624,17 +643,21 @@ def interleaved(typing: Any, evens: Any, odds: Any) -> tuple[Any, _Emit]:
     return types.UniTuple(numbers, 2)(numbers, numbers), emit
 
 
+def fetch(builder: Any, place: Any, level: int = SECOND_LEVEL) -> None:
+    """Ask for a cache line that is read soon. An address without memory is no error."""
+    pointer = builder.inttoptr(place, ir.IntType(8).as_pointer())
+    kind = ir.FunctionType(ir.VoidType(), [pointer.type, WORD, WORD, WORD])
+    function = cgutils.get_or_insert_function(builder.module, kind, "llvm.prefetch.p0")
+    flags = [ir.Constant(WORD, flag) for flag in (0, level, 1)]  # to read; data
+    builder.call(function, [pointer, *flags])
+
+
 @_operation
 def prefetch(typing: Any, place: Any) -> tuple[Any, _Emit]:
-    """Ask for a cache line that is read soon, into the second-level cache. The first level waits
-    for few lines at a time (24 on Zen 4), which is less than memory can deliver."""
+    """See fetch()."""
 
     def emit(context: Any, builder: Any, signature: Any, given: Any) -> Any:
-        pointer = builder.inttoptr(given[0], ir.IntType(8).as_pointer())
-        kind = ir.FunctionType(ir.VoidType(), [pointer.type, WORD, WORD, WORD])
-        function = cgutils.get_or_insert_function(builder.module, kind, "llvm.prefetch.p0")
-        flags = [ir.Constant(WORD, flag) for flag in (0, 1, 1)]  # read, second level, data
-        builder.call(function, [pointer, *flags])
+        fetch(builder, given[0])
         return context.get_dummy_value()
 
     return types.void(address), emit

@@ -26,7 +26,7 @@ from baton_engine.attention.exact import paged_products
 from baton_engine.attention.exact.backend import TorchAttention
 from baton_engine.config.model_config import AttentionSpec
 from baton_engine.config.step_sizes import SPLIT_KEYS
-from baton_engine.cpu_kernels import paged_attention, vectors
+from baton_engine.cpu_kernels import attention_products, paged_attention, vectors
 from baton_engine.cpu_kernels.llvm_values import LANES
 from baton_engine.cpu_kernels.openmp import Task, inlined
 from baton_engine.interface import Row
@@ -39,6 +39,7 @@ BLOCK, DIM, HEADS = 16, 64, 8
 KEYS = 1030  # of a row
 LINE = paged_attention.CACHE_LINE
 ROW_BYTES = DIM * 4
+NUMBERS_BYTES = attention_products.UNITS * LANES * 4  # of a value, that are added together
 # Those of 384 keys: two splits of 64, K and V, and what is read ahead.
 CACHE_LINES = 384 * ROW_BYTES // LINE
 # Places in the counts: the pool's first byte and its end, the number of lines that were read from
@@ -124,6 +125,49 @@ def counting() -> Counting:
             note(place + row * row_bytes)
         vectors.store_transposed(place, row_bytes, target)
 
+    def sum_values(
+        rows: int,
+        places: int,
+        later: int,
+        count: int,
+        offset: int,
+        step: int,
+        weights: int,
+        weight_step: int,
+        sums: int,
+        bf16: bool,
+    ) -> None:
+        for key in range(count * LANES):
+            source = vectors.load_address(places + 8 * (key // LANES)) + offset
+            ahead = vectors.load_address(later + 8 * (key // LANES)) + offset
+            for line in range(0, NUMBERS_BYTES, LINE):
+                note(source + key % LANES * step + line)
+                note(ahead + key % LANES * step + line)
+        attention_products.sum_values(
+            rows, places, later, count, offset, step, weights, weight_step, sums, bf16
+        )
+
+    def sum_few_values(
+        places: int,
+        later: int,
+        count: int,
+        offset: int,
+        step: int,
+        weights: int,
+        weight_step: int,
+        sums: int,
+        bf16: bool,
+    ) -> None:
+        for key in range(count * LANES):
+            source = vectors.load_address(places + 8 * (key // LANES)) + offset
+            ahead = vectors.load_address(later + 8 * (key // LANES)) + offset
+            for line in range(0, NUMBERS_BYTES // 2, LINE):
+                note(source + key % LANES * step + line)
+                note(ahead + key % LANES * step + line)
+        attention_products.sum_few_values(
+            places, later, count, offset, step, weights, weight_step, sums, bf16
+        )
+
     found = importlib.util.find_spec(paged_attention.__name__)
     assert found is not None
     assert found.loader is not None
@@ -132,7 +176,8 @@ def counting() -> Counting:
     # numba compiles at the first call, with what the names stand for then.
     for name in ("load", "load_words", "prefetch"):
         setattr(kernels, name, noting(getattr(vectors, name)))
-    kernels.store_transposed = inlined(store_transposed)  # type: ignore[attr-defined]
+    for function in (store_transposed, sum_values, sum_few_values):
+        setattr(kernels, function.__name__, inlined(function))
     return Counting(counts, kernels)
 
 

@@ -172,6 +172,7 @@ def test_experts_are_the_twins_and_a_token_has_the_same_bits_in_any_step(
         (4, "table", torch.bfloat16),
         (8, "int8", torch.float32),
         (8, "fp8", torch.bfloat16),
+        (32, "fp32", torch.float32),
     ],
     ids=str,
 )
@@ -212,6 +213,6 @@ def _called(multiply: Any) -> Any:
         scales: int,
         totals: int,
     ) -> None:
-        multiply(codes, places, offset, pairs, groups, tables, starts, scales, totals)
+        multiply(codes, places, offset, pairs, groups, tables, starts, scales, totals, codes, 0)
 
     return inlined(call)

@@ -76,11 +76,14 @@ def test_a_row_of_a_packed_product_has_the_same_bits_beside_any_number_of_rows(
     torch.testing.assert_close(exact(x_TI), expected, rtol=1e-2, atol=1e-3)
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("shape", SHAPES.values(), ids=SHAPES)
-def test_a_bfloat16_layer_with_a_method_for_any_rows_needs_no_rule(shape: tuple[int, int]) -> None:
+def test_a_layer_with_a_method_for_any_rows_needs_no_rule(
+    shape: tuple[int, int], dtype: torch.dtype
+) -> None:
     """The kernel, on CPUs that have one."""
-    weight_OI = random_weight(*shape, torch.bfloat16)
-    x_TI = random_weight(50, shape[1], torch.bfloat16)
+    weight_OI = random_weight(*shape, dtype)
+    x_TI = random_weight(50, shape[1], dtype)
     method = packed_methods("model.layers.0.mlp.up_proj", weight_OI)
     assert method.any_rows == multiplies_by_kernel(weight_OI)
     for bias_O in (None, weight_OI[:, 0].clone()):
@@ -88,16 +91,17 @@ def test_a_bfloat16_layer_with_a_method_for_any_rows_needs_no_rule(shape: tuple[
         expected = torch.nn.functional.linear(x_TI, weight_OI, bias_O)
         torch.testing.assert_close(product(x_TI), expected, rtol=1e-2, atol=1e-3)
         if method.any_rows:
-            check_exact(product, shape[1], torch.bfloat16)
+            check_exact(product, shape[1], dtype)
 
 
-def test_a_head_in_bfloat16_with_a_kernel_needs_no_rule() -> None:
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_a_head_with_a_kernel_needs_no_rule(dtype: torch.dtype) -> None:
     """So a step with drafts computes no more rows of the head than it samples."""
-    weight_VD = random_weight(96, 64, torch.bfloat16)
+    weight_VD = random_weight(96, 64, dtype)
     method = packed_methods(HEAD, weight_VD)
     assert method.any_rows == multiplies_by_kernel(weight_VD)
     if method.any_rows:
-        check_exact(method.product(weight_VD, None), 64, torch.bfloat16)
+        check_exact(method.product(weight_VD, None), 64, dtype)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
