@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 
 from baton_protocol.errors import InvalidRequest
 from baton_router.http.drain import parse_drain
+from baton_router.http.node_sleep import SleepFields, WakeFields
 from baton_router.http.openapi import BODIES
 from baton_router.http.prefixes import PrefixFields
 from baton_router.openai.chat import ChatCall
@@ -39,6 +40,8 @@ REQUIRED_FIELDS: dict[str, Json] = {
     "DetokenizeRequest": {"tokens": [1]},
     "DrainRequest": {},
     "PrefixRequest": {"ttl_s": 60},
+    "SleepRequest": {},
+    "WakeRequest": {},
 }
 NOT_BESIDE = {("TokenizeRequest", "prompt")}  # a required field excludes it
 TOOLS = {"tools": [{"type": "function", "function": {"name": "x" * MAX_NAME}}]}
@@ -89,6 +92,8 @@ READERS: dict[str, Callable[[Json], object]] = {
     "DetokenizeRequest": lambda body: read_fields(DetokenizeFields, body),
     "DrainRequest": lambda body: parse_drain(msgspec.json.encode(body)),
     "PrefixRequest": lambda body: read_fields(PrefixFields, body),
+    "SleepRequest": lambda body: read_fields(SleepFields, body),
+    "WakeRequest": lambda body: read_fields(WakeFields, body),
 }
 
 
