@@ -23,8 +23,8 @@ from baton_engine.attention.exact.row_groups import PrefixGroup
 from baton_engine.attention.exact.splits import Splits
 from baton_engine.attention.interface import TableRow
 from baton_engine.config.model_config import AttentionSpec
+from baton_engine.cpu_kernels.attention_products import ROWS
 from baton_engine.cpu_kernels.attention_task import Part
-from baton_engine.cpu_kernels.paged_attention import ROWS
 
 
 class PagedRows:
