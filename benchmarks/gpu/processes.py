@@ -94,21 +94,22 @@ def _run_once(part: Part, given: Conditions) -> str:
     mark = uuid.uuid4().hex
     ready, log = given.file(part, "ready"), given.file(part, "log")
     ready.unlink(missing_ok=True)
-    with log.open("ab") as output:
-        began_at = output.tell()
-        process = subprocess.Popen(
-            _command(part, given, ready),
-            cwd=ROOT,
-            env=_environment(mark, dry=given.dry),
-            stdin=subprocess.DEVNULL,
-            stdout=output,
-            stderr=subprocess.STDOUT,
-            start_new_session=True,
-        )
-    began = time.monotonic()
+    began, process = time.monotonic(), None
     try:
+        with log.open("ab") as output:
+            began_at = output.tell()
+            process = subprocess.Popen(
+                _command(part, given, ready),
+                cwd=ROOT,
+                env=_environment(mark, dry=given.dry),
+                stdin=subprocess.DEVNULL,
+                stdout=output,
+                stderr=subprocess.STDOUT,
+                start_new_session=True,
+            )
+        began = time.monotonic()
         in_time = _wait(process, ready, given)
-    except KeyboardInterrupt:
+    except KeyboardInterrupt:  # perhaps before Popen has returned
         return INTERRUPTED
     finally:
         _end_all(process, mark)
@@ -149,11 +150,12 @@ def _wait(process: subprocess.Popen[bytes], ready: Path, given: Conditions) -> b
     return True
 
 
-def _end_all(process: subprocess.Popen[bytes], mark: str) -> None:
+def _end_all(process: subprocess.Popen[bytes] | None, mark: str) -> None:
     """Kill the part's process group, and whatever else carries its mark."""
-    with suppress(ProcessLookupError):
-        os.killpg(process.pid, signal.SIGKILL)
-    process.wait()
+    if process is not None:
+        with suppress(ProcessLookupError):
+            os.killpg(process.pid, signal.SIGKILL)
+        process.wait()
     for _ in range(ROUNDS):
         left = list(_marked(mark))
         if not left:

@@ -12,7 +12,7 @@ import torch
 from baton_engine.build import linear_methods, ops_for
 from baton_engine.config.quantization.scheme import BITS, Numbers
 from baton_engine.layers.experts import ClampedSwiGLU, QuantizedExperts, Routes, experts_twin
-from baton_engine.layers.linear_method import HEAD, PACKED, PACKED_HEAD
+from baton_engine.layers.linear_method import HEAD, packed_methods
 from baton_engine.layers.ops import Ops
 from baton_engine.layers.quantization.quantized_weight import QuantizedWeight, quantized_twin
 from baton_engine.layers.triton_matmul import FIXED_TILE, FIXED_TILE_HEAD
@@ -150,7 +150,8 @@ def test_results_have_the_dtype_of_the_inputs_and_logits_are_float32() -> None:
 
 def test_quantized_weights_take_these_kernels_with_and_without_batch_invariance() -> None:
     weight, plain = weight_of("int8", Case(20, 64, 0)), noise(20, 64)
-    for exact, methods in ((True, (FIXED_TILE, FIXED_TILE_HEAD)), (False, (PACKED, PACKED_HEAD))):
+    libraries = packed_methods("q_proj", plain), packed_methods(HEAD, plain)
+    for exact, methods in ((True, (FIXED_TILE, FIXED_TILE_HEAD)), (False, libraries)):
         method_of = linear_methods("triton", exact=exact)
         assert method_of("q_proj", weight) is QUANTIZED_TILE
         assert method_of(HEAD, weight) is QUANTIZED_TILE_HEAD
