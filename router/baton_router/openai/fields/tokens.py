@@ -32,7 +32,7 @@ _ONE_OF_BOTH: Schema = {
         },
         {
             "required": ["messages"],
-            "properties": {"messages": {"type": "array"}, "prompt": _NULL},
+            "properties": {"messages": {"type": "array", "items": {}}, "prompt": _NULL},
         },
     ],
     "description": f"{ONE_OF_BOTH}; {CHATS_ALONE}",
