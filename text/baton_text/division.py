@@ -145,8 +145,7 @@ def _byte_level(
         return None
     seen = r"[^\s\x00-\x20]"
     space = rf"{seen} "
-    # Each match goes to the next space that follows a character like this.
-    words = re.compile(rf" ?[^ ]*+(?:(?<!{seen}) [^ ]*+)*+").findall
+    words = re.compile(rf"(?= )(?<={seen})").split
     if normalizers or any(step.get("add_prefix_space") for step in steps):
         return Division(re.compile(space), words)
     # Exclude the signs in special tokens, so that no place is within such a token.
