@@ -75,7 +75,7 @@ test-quick: $(INSTALLED) ## tests without processes and sockets, in 7 minutes
 	$(PYTEST) -m "not long and not integration" --ignore tests/cluster $(ARGS)
 
 .PHONY: test
-test: $(INSTALLED) ## what a change must pass, in 9 to 11 minutes on 2 cores: all but Kubernetes and the long ones
+test: $(INSTALLED) ## what a change must pass, in 8 to 10 minutes on 2 cores: all but Kubernetes and the long ones
 	$(PYTEST) -m "not long" --ignore tests/cluster $(ARGS)
 
 .PHONY: cluster-tools
