@@ -37,8 +37,8 @@ class SendTurns:
 
     @contextlib.contextmanager
     def turn(self, size: int, left_s: float) -> Iterator[None]:
-        """Wait for the turn to send a value of `size` bytes, at most `left_s` seconds. Whoever has
-        waited long enough sends without one."""
+        """Wait for the turn to send a value of `size` bytes, at most `left_s` seconds. A
+        thread that has waited long enough sends without one."""
         patience = min(size / AWAITED_BYTES_PER_S, left_s) if size >= LARGE_BYTES else 0.0
         taken = patience > 0.0 and self._sending.acquire(timeout=patience)
         try:
