@@ -73,7 +73,6 @@ class NodeArrays:
             nodes=nodes,
             cached_chunks=lengths[self._slots[rows]],
             store_up=self._store_up[rows],
-            measured=True,
             **dict(zip(LOADS, self._figures[: len(LOADS), rows], strict=True)),
             **dict(zip(SPEEDS, speeds, strict=True)),
         )

@@ -20,7 +20,7 @@ from baton_protocol.store import ROLES, DataInstance, Kind, NodeLoad, NodeReport
 from baton_router.nodes.node_arrays import NOBODY, NodeArrays
 from baton_router.nodes.node_view import Booking, NodeView, state_of
 from baton_router.nodes.prefix_index import PrefixIndex
-from baton_router.placement.costs import Floats, Ints, NodeGroup, filled_speeds, select_nodes
+from baton_router.placement.costs import Floats, Ints, NodeGroup, fill_speeds, select_nodes
 
 # How many rolled-out kinds are remembered: requests of older ones have ended long ago.
 MOST_ROLLED = 16
@@ -322,7 +322,7 @@ class PoolView:
         if members.speeds_as_of != arrays.speed_changes:
             members.speeds_as_of = arrays.speed_changes
             reported = [arrays.speeds(rows) for _, rows in members.roles.values()]
-            members.speeds = dict(zip(members.roles, filled_speeds(reported), strict=True))
+            members.speeds = dict(zip(members.roles, fill_speeds(reported), strict=True))
         return members.speeds
 
     def instances(self) -> list[dict[NodeId, DataInstance]]:

@@ -7,7 +7,7 @@ their parts. This module chooses nothing.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field, fields, replace
+from dataclasses import dataclass, field, fields
 from functools import cached_property
 from typing import Any
 
@@ -71,7 +71,7 @@ class NodeGroup:
     """The eligible nodes of one role: entry i of each array is node i's. `cached_chunks`: leading
     chunks of the prompt in its cache. `requests`: all its requests, including prefill jobs.
     `store_up`: it can publish and fetch. The other arrays are its speeds
-    (baton_protocol.store.Speeds). `measured`: none of the speeds is 0."""
+    (baton_protocol.store.Speeds), all above 0 (see fill_speeds)."""
 
     nodes: Sequence[NodeId]
     queued_tokens: Floats
@@ -84,7 +84,6 @@ class NodeGroup:
     put_bytes_per_s: Floats
     get_bytes_per_s: Floats
     get_latency_ms: Floats
-    measured: bool = False
 
     def __len__(self) -> int:
         return len(self.nodes)
@@ -93,9 +92,9 @@ class NodeGroup:
 class NodeCosts:
     """Predicted costs of one request on each node of a group, in milliseconds.
 
-    In: the request's facts, and one array per figure of the group. Speeds must be above 0 (see
-    fill_speeds). Out: arrays of costs until the request decodes, including the slowdown of the
-    sequences that already decode there. This class chooses nothing.
+    In: the request's facts, and one array per figure of the group. Out: arrays of costs until the
+    request decodes, including the slowdown of the sequences that already decode there. This class
+    chooses nothing.
 
     fetchable         chunks that the store holds and the node does not; gaps are computed
     store_ms          time to fetch these chunks
@@ -214,18 +213,7 @@ def _stored_beyond(stored_before: Ints, group: NodeGroup) -> Ints:
     return beyond
 
 
-def fill_speeds(groups: Sequence[NodeGroup]) -> list[NodeGroup]:
-    """The groups without unmeasured speeds, see `filled_speeds`."""
-    if all(group.measured for group in groups):
-        return list(groups)
-    reported = [np.array([getattr(group, name) for name in SPEEDS]) for group in groups]
-    return [
-        replace(group, measured=True, **dict(zip(SPEEDS, speeds, strict=True)))
-        for group, speeds in zip(groups, filled_speeds(reported), strict=True)
-    ]
-
-
-def filled_speeds(groups: Sequence[Floats]) -> list[Floats]:
+def fill_speeds(groups: Sequence[Floats]) -> list[Floats]:
     """Replace unmeasured speeds by the median of the measured ones of all groups, else by
     FALLBACK's. Each group has a row for each of SPEEDS, and a column for each node."""
     everywhere = np.concatenate(groups, axis=1)
@@ -245,7 +233,7 @@ def select_nodes(group: NodeGroup, chosen: Bools) -> NodeGroup:
     arrays: dict[str, Any] = {
         field.name: getattr(group, field.name)[chosen]
         for field in fields(group)
-        if field.name not in ("nodes", "measured")
+        if field.name != "nodes"
     }
     names = [node for node, kept in zip(group.nodes, chosen, strict=True) if kept]
-    return NodeGroup(nodes=names, measured=group.measured, **arrays)
+    return NodeGroup(nodes=names, **arrays)

@@ -22,7 +22,6 @@ from baton_router.placement.costs import (
     NodeGroup,
     PairCosts,
     RequestFacts,
-    fill_speeds,
 )
 from baton_router.placement.placement import Considered, Missing, Placement, PlacementReason
 
@@ -76,7 +75,6 @@ def place(
 ) -> Placement | Missing:
     """Choose among nodes that are all ready and of one kind. `turn` counts placements, for the
     round-robin ranking."""
-    prefills, decodes = fill_speeds([prefills, decodes])
     alone = decodes if len(decodes) else prefills
     if not len(alone) or (alone is prefills and policy.missing_role != "aggregate"):
         return Missing("decode", policy.missing_role)

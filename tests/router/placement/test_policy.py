@@ -19,11 +19,16 @@ from baton_router.placement.costs import (
     NodeCosts,
     PairCosts,
     RequestFacts,
-    fill_speeds,
 )
 from baton_router.placement.placement import Missing, Placement
 from baton_router.placement.policy import PAIRED, TIE_MS, TIE_SHARE, PlacementPolicy
-from tests.support.nodes.candidates import Candidate, candidates_of, group_of, place_among
+from tests.support.nodes.candidates import (
+    Candidate,
+    candidates_of,
+    fill_group_speeds,
+    group_of,
+    place_among,
+)
 
 CHUNK = 16
 SPEEDS = Speeds(
@@ -75,7 +80,7 @@ def pair_ms(facts: RequestFacts, prefill: Candidate, decode: Candidate) -> float
 
 def filled(nodes: list[Candidate]) -> list[Candidate]:
     """The nodes, with fallbacks in place of unmeasured speeds."""
-    [group] = fill_speeds([group_of(nodes)])
+    [group] = fill_group_speeds([group_of(nodes)])
     candidates = candidates_of(group, "decode")
     return [
         replace(candidate, role=node.role)
@@ -297,7 +302,7 @@ def test_unmeasured_speeds_are_the_median_of_the_measured_ones_or_the_fallback()
         fast.speeds,
     ]
     faster = replace(P0, speeds=speeds_with(prefill_tokens_per_s=11000.0))
-    prefills, decodes = fill_speeds([group_of([faster]), group_of([unmeasured, fast])])
+    prefills, decodes = fill_group_speeds([group_of([faster]), group_of([unmeasured, fast])])
     assert list(decodes.prefill_tokens_per_s) == [10000.0, 9000.0]
     assert list(prefills.prefill_tokens_per_s) == [11000.0]
 

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import random
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
 
 from baton_protocol.ids import NodeId
 from baton_protocol.store import Role, Speeds
-from baton_router.placement.costs import FALLBACK, SPEEDS, NodeGroup, RequestFacts
+from baton_router.placement.costs import FALLBACK, SPEEDS, NodeGroup, RequestFacts, fill_speeds
 from baton_router.placement.placement import Missing, Placement
 from baton_router.placement.policy import PlacementPolicy, place
 
@@ -49,6 +49,15 @@ def group_of(nodes: Sequence[Candidate]) -> NodeGroup:
     )
 
 
+def fill_group_speeds(groups: Sequence[NodeGroup]) -> list[NodeGroup]:
+    """The groups without unmeasured speeds, as a pool's view gives them to placement."""
+    reported = [np.array([getattr(group, name) for name in SPEEDS]) for group in groups]
+    return [
+        replace(group, **dict(zip(SPEEDS, speeds, strict=True)))
+        for group, speeds in zip(groups, fill_speeds(reported), strict=True)
+    ]
+
+
 def candidates_of(group: NodeGroup, role: Role) -> list[Candidate]:
     return [
         Candidate(
@@ -73,7 +82,7 @@ def place_among(
     turn: int = 0,
 ) -> Placement | Missing:
     """Call place() with the prefill and decode nodes among `nodes`."""
-    prefills, decodes = (
-        group_of([node for node in nodes if node.role == role]) for role in ("prefill", "decode")
+    prefills, decodes = fill_group_speeds(
+        [group_of([node for node in nodes if node.role == role]) for role in ("prefill", "decode")]
     )
     return place(facts, prefills, decodes, policy, rng, turn)
