@@ -19,6 +19,7 @@ block hashes, `KVLayout`, fingerprints and the error classes. Every other packag
     hosts        the Host headers that a server accepts
     logs         the format of log lines
     traces       W3C trace context and spans
+    node_sleep   the node's HTTP routes for sleep
     event_loop   the event loop of processes that serve connections
     garbage      garbage collections of such processes
     parent_death how a child process ends with its parent

@@ -58,7 +58,7 @@ ROUTER_HEADER = "x-baton-router"
 MAX_FRAME_BYTES = 64 << 20
 DRAIN_SINCE = 2
 RESET_SINCE = 6
-PINS_SINCE = SLEEP_SINCE = 7
+PINS_SINCE = 7
 PinState = Literal["loading", "pinned", "refused", "released"]
 DRAINED = "drained"
 UNREADABLE_ERROR = ErrorRecord(

@@ -44,7 +44,7 @@ class Pins(ClosesItself):
         pipeline.expire(pins_key(self._pool), LONGEST_PIN_S)
         await self._client.call(pipeline.execute())
 
-    async def listed(self) -> dict[str, int]:
+    async def list_ids(self) -> dict[str, int]:
         """The ids, each with the time of its last change."""
         found: dict[bytes, bytes] = await self._client.call(
             self._client.redis.hgetall(pins_key(self._pool))
@@ -52,7 +52,7 @@ class Pins(ClosesItself):
         items = list(found.items())[:MOST_LISTED]
         return {id.decode(errors="replace"): int(at) for id, at in items if at.isdigit()}
 
-    async def changed(
+    async def read_changed(
         self, listed: Mapping[str, int], known: Mapping[str, int]
     ) -> list[PinnedPrefix]:
         """The listed records that changed after the caller knew them. Ids whose record has expired

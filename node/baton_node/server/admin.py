@@ -28,8 +28,9 @@ from baton_engine.interface import LEVELS, PARTS, Part
 from baton_node.artifacts import ModelFiles
 from baton_node.errors import SetupError
 from baton_node.server.node import Node
-from baton_node.server.sleeping import NODE_SLEEP_MODES, SleepRefusedError, WeightsChangedError
+from baton_node.server.sleeping import SleepRefusedError, WeightsChangedError
 from baton_node.settings import NodeSettings
+from baton_protocol.node_sleep import NODE_SLEEP_MODES, SLEEP_PATH, WAKE_PATH, SleepState
 
 IdleSeconds = Annotated[float, msgspec.Meta(ge=0)]
 
@@ -68,8 +69,8 @@ class AdminRoutes:
 
     def routes(self) -> list[web.RouteDef]:
         return [
-            web.post("/sleep", self.sleep),
-            web.post("/wake_up", self.wake_up),
+            web.post(SLEEP_PATH, self.sleep),
+            web.post(WAKE_PATH, self.wake_up),
             web.get("/is_sleeping", self.is_sleeping),
             web.post("/update_weights", self.update_weights),
             web.post("/profile", self.profile),
@@ -158,8 +159,8 @@ class AdminRoutes:
         return self._server.service
 
     def _state(self, node: Node) -> web.Response:
-        away = list(node.sleeping.away)
-        return web.json_response({"is_sleeping": bool(away), "away": away})
+        away = node.sleeping.away
+        return web.json_response(msgspec.to_builtins(SleepState(bool(away), away)))
 
 
 def _idle_s(request: web.Request) -> float | None:

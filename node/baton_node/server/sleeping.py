@@ -15,16 +15,12 @@ import asyncio
 import logging
 from collections.abc import Callable
 from contextlib import suppress
-from typing import Literal, Protocol, get_args
+from typing import Protocol
 
 from baton_engine.interface import PARTS, Part, SleepLevel
 from baton_node.ipc.messages import Sleep, Slept, ToEngine, WakeUp
 from baton_node.server.draining import Draining
-
-# What becomes of requests that run here. move: they may end here until the drain deadline, and then
-# move to other nodes. wait: they end here. abort: their routers get them back at once.
-NodeSleepMode = Literal["move", "wait", "abort"]
-NODE_SLEEP_MODES: tuple[NodeSleepMode, ...] = get_args(NodeSleepMode)
+from baton_protocol.node_sleep import NodeSleepMode
 
 logger = logging.getLogger(__name__)
 
@@ -37,7 +33,7 @@ class WeightsChangedError(Exception):
     """The model's folder has other weights than when the node went to sleep."""
 
 
-class SleepersRequests(Protocol):
+class NodeRequests(Protocol):
     """What a sleep needs to know of the node's requests."""
 
     def idle_s(self) -> float:
@@ -66,7 +62,7 @@ class Sleeping:
         self,
         send: Callable[[ToEngine], None],
         draining: Draining,
-        requests: SleepersRequests,
+        requests: NodeRequests,
         changed: Callable[[], None],
         *,
         sleep_s: float,

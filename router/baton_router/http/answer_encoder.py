@@ -14,9 +14,9 @@ from baton_router.openai.answers import DONE, CommonFields, CompletionTokensDeta
 from baton_router.openai.call import Call, Shape
 from baton_router.openai.choice_output import ChoiceOutput
 from baton_router.requests.context import RequestContext
+from baton_router.requests.long_work import LONG_PROMPT, in_thread_if_long
 from baton_router.requests.output_queue import Batch
 from baton_router.requests.prepared import Prepared
-from baton_router.requests.tokenize import LONG_PROMPT
 
 
 class AnswerEncoder:
@@ -107,8 +107,7 @@ class AnswerEncoder:
             choices,
             skip_special=self._params.skip_special_tokens,
         )
-        long = sum(map(len, choices)) > LONG_PROMPT
-        reasoning_tokens = await asyncio.to_thread(count) if long else count()
+        reasoning_tokens = await in_thread_if_long(sum(map(len, choices)), count)
         if reasoning_tokens is not None:
             usage.completion_tokens_details = CompletionTokensDetails(
                 reasoning_tokens=reasoning_tokens

@@ -27,6 +27,7 @@ from baton_router.http.cors import Cors, is_preflight
 from baton_router.http.drain import DrainRoutes
 from baton_router.http.generation import GenerationRoutes
 from baton_router.http.headers import EXACT_HEADER, ID_HEADER, OWN_ID_HEADER, PLACEMENT_HEADER
+from baton_router.http.json_response import json_response
 from baton_router.http.media_types import JSON_TYPE
 from baton_router.http.node_sleep import SleepRoutes
 from baton_router.http.observers import CONTEXT
@@ -216,11 +217,7 @@ def _record(request: web.Request, error: Failure) -> ErrorRecord:
 
 
 def _error_response(request: web.Request, error: ErrorRecord) -> web.Response:
-    response = web.Response(
-        body=msgspec.json.encode(ErrorAnswer.of(error)),
-        status=error.status,
-        content_type=JSON_TYPE,
-    )
+    response = json_response(ErrorAnswer.of(error), error.status)
     if error.retryable:
         wait = error.retry_after if error.retry_after is not None else RETRY_AFTER_S
         response.headers["Retry-After"] = f"{max(1, math.ceil(wait))}"

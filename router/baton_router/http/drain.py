@@ -14,14 +14,13 @@ import re
 from collections.abc import Callable
 from typing import Literal
 
-import msgspec
 from aiohttp import web
 
 from baton_protocol.errors import Unavailable
 from baton_protocol.ids import NodeId
 from baton_protocol.link import DRAIN_SINCE, DrainNode, ResumeNode
 from baton_router.http.body_limits import BodyLimits
-from baton_router.http.media_types import JSON_TYPE
+from baton_router.http.json_response import json_response
 from baton_router.http.node_path import node_of
 from baton_router.nodes.fleet import Fleet
 from baton_router.nodes.node_view import NodeView, state_of
@@ -143,7 +142,7 @@ class DrainRoutes:
             await asyncio.sleep(POLL_S)
             view = self._view(node)
         answer = NodeDrain(node=node, state=wanted, requests=view.report.load.requests)
-        return web.Response(body=msgspec.json.encode(answer), content_type=JSON_TYPE)
+        return json_response(answer)
 
     def _view(self, node: NodeId) -> NodeView:
         view = self._fleet.view.nodes.get(node)

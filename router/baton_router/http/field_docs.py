@@ -17,6 +17,7 @@ from typing import Any
 
 from baton_router.http.drain import DrainFields
 from baton_router.http.node_sleep import SleepFields, WakeFields
+from baton_router.http.prefixes import PrefixFields
 from baton_router.openai.fields.chat import ChatFields
 from baton_router.openai.fields.completions import CompletionFields
 from baton_router.openai.fields.kinds import INT64
@@ -33,13 +34,14 @@ TABLES: Mapping[str, type[FieldTable]] = {
     "tokenize": TokenizeFields,
     "detokenize": DetokenizeFields,
     "drain": DrainFields,
+    "prefixes": PrefixFields,
     "sleep": SleepFields,
     "wake": WakeFields,
 }
-GENERATION = {"chat", "completions"}
+GENERATION = ("chat", "completions")
 SHARED = "both"
 # The order of the rows, by the first word of the column API.
-ORDER = ("chat", "completions", SHARED, "tokenize", "detokenize", "drain", "sleep", "wake")
+ORDER = (*GENERATION, SHARED, *(name for name in TABLES if name not in GENERATION))
 _HEAD = (
     "| field | API | Baton | values, [default] | remark |",
     "|---|---|---|---|---|",
@@ -56,7 +58,7 @@ class DocumentedField:
 
     @property
     def where(self) -> str:
-        return SHARED if self.definitions.keys() == GENERATION else ", ".join(self.definitions)
+        return SHARED if self.definitions.keys() == {*GENERATION} else ", ".join(self.definitions)
 
 
 def documented_fields() -> list[DocumentedField]:

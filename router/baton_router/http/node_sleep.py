@@ -10,18 +10,16 @@ from __future__ import annotations
 import logging
 from http import HTTPStatus
 
-import msgspec
 from aiohttp import web
 
 from baton_protocol.errors import InvalidRequest, Unavailable
 from baton_protocol.ids import NodeId
-from baton_protocol.link import SLEEP_SINCE
+from baton_protocol.node_sleep import NODE_SLEEP_MODES, SLEEP_PATH, SLEEP_SINCE, WAKE_PATH
 from baton_router.http.body_limits import BodyLimits
-from baton_router.http.media_types import JSON_TYPE
+from baton_router.http.json_response import json_response
 from baton_router.http.node_path import node_of
 from baton_router.nodes.fleet import Fleet
 from baton_router.nodes.node_calls import NodeCallFailed, NodeCalls, Query
-from baton_router.nodes.pool_sleep import SLEEP_PATH, WAKE_PATH
 from baton_router.openai.answers import Closed
 from baton_router.openai.fields.kinds import choice, integer, texts
 from baton_router.openai.fields.table import FieldTable, optional, read_fields
@@ -42,7 +40,7 @@ class SleepFields(FieldTable, route="/nodes/{node}/sleep"):
         default="1",
     )
     mode = optional(
-        choice("move", "wait", "abort"),
+        choice(*NODE_SLEEP_MODES),
         "`move`: requests may end there until `--drain-timeout`, then other nodes continue them;"
         " `wait`: they end there; `abort`: other nodes continue them at once",
         default="`move`",
@@ -61,7 +59,7 @@ class NodeSleep(Closed):
     """A node that has obeyed. `away`: what its engine has given back; empty if it is awake."""
 
     node: str
-    away: list[str]
+    away: tuple[str, ...]
 
 
 class SleepRoutes:
@@ -96,5 +94,4 @@ class SleepRoutes:
             if error.status == HTTPStatus.BAD_REQUEST:
                 raise InvalidRequest(str(error)) from error
             raise Unavailable(str(error)) from error
-        answer = NodeSleep(node=node, away=state.away)
-        return web.Response(body=msgspec.json.encode(answer), content_type=JSON_TYPE)
+        return json_response(NodeSleep(node=node, away=state.away))

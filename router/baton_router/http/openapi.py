@@ -119,7 +119,7 @@ NO_EFFECT: Json = {
     "schema": {"type": "string", "enum": ["true", "false"], "default": "false"},
 }
 WHOSE_TOKENIZER: Json = {
-    "description": "The model's name, as `/v1/models` lists it.",
+    "description": PARAMETERS["model"],
     "schema": {"type": "string"},
 }
 NOT_SERVED: Json = {
@@ -138,12 +138,8 @@ Errors = Sequence[type[BatonError]]
 # Errors of any operation: a bad header, a page of a foreign origin, a bug of the router.
 _ANY: Errors = (InvalidRequest, Forbidden, InternalError)
 _KEYED: Errors = (*_ANY, Unauthorized)
-_GENERATION: Errors = (
-    *(*_KEYED, NotFound, BodyTimeout, TooLarge),
-    *(Saturated, Unavailable, DeadlineExceeded),
-)
-_TOKENS: Errors = (*_KEYED, NotFound, BodyTimeout, TooLarge, Saturated, Unavailable)
-_ADMIN: Errors = (*_KEYED, NotFound, BodyTimeout, TooLarge, Saturated, Unavailable)
+_WITH_BODY: Errors = (*_KEYED, NotFound, BodyTimeout, TooLarge, Saturated, Unavailable)
+_GENERATION: Errors = (*_WITH_BODY, DeadlineExceeded)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -261,7 +257,7 @@ OPERATIONS = (
         description="Renders and tokenizes the prompt that the same body would have as a chat, and "
         "generates nothing.",
         answers={200: RenderedPrompt},
-        errors=_TOKENS,
+        errors=_WITH_BODY,
         body="ChatRequest",
     ),
     OpenAPIOperation(
@@ -272,7 +268,7 @@ OPERATIONS = (
         description="Tokenizes the prompts that the same body would have as a completion, and "
         "generates nothing.",
         answers={200: RenderedPrompt},
-        errors=_TOKENS,
+        errors=_WITH_BODY,
         body="CompletionRequest",
         listed=True,
     ),
@@ -284,7 +280,7 @@ OPERATIONS = (
         description="Tokenizes a text, or a conversation rendered with the model's chat template. "
         "It may be longer than the model's context.",
         answers={200: Tokenized},
-        errors=_TOKENS,
+        errors=_WITH_BODY,
         body="TokenizeRequest",
     ),
     OpenAPIOperation(
@@ -294,7 +290,7 @@ OPERATIONS = (
         summary="The text of tokens",
         description="Decodes ids of tokens, special ones included.",
         answers={200: Detokenized},
-        errors=_TOKENS,
+        errors=_WITH_BODY,
         body="DetokenizeRequest",
     ),
     OpenAPIOperation(
@@ -382,7 +378,7 @@ OPERATIONS = (
         description="The node takes no new requests; its running requests end there or move to "
         "another node. The router answers once the node drains.",
         answers={200: NodeDrain},
-        errors=_ADMIN,
+        errors=_WITH_BODY,
         body="DrainRequest",
         body_required=False,
     ),
@@ -393,7 +389,7 @@ OPERATIONS = (
         summary="Resume a node",
         description="Undoes a drain. The router answers once the node takes requests again.",
         answers={200: NodeDrain},
-        errors=_ADMIN,
+        errors=_WITH_BODY,
     ),
     OpenAPIOperation(
         method="POST",
@@ -403,7 +399,7 @@ OPERATIONS = (
         description="The node drains, and its engine gives its memory back until an operator wakes"
         " it. The router answers once it sleeps.",
         answers={200: NodeSleep},
-        errors=_ADMIN,
+        errors=_WITH_BODY,
         body="SleepRequest",
         body_required=False,
     ),
@@ -414,7 +410,7 @@ OPERATIONS = (
         summary="Wake a node up",
         description="Its engine takes its memory again. The router answers once it has it.",
         answers={200: NodeSleep},
-        errors=_ADMIN,
+        errors=_WITH_BODY,
         body="WakeRequest",
         body_required=False,
     ),
@@ -438,7 +434,7 @@ OPERATIONS = (
         " fields of the schema, the body has those of a ChatRequest or of a CompletionRequest, of"
         " which the prompt counts. The router answers once a node has begun to load it.",
         answers={200: Prefix},
-        errors=_ADMIN,
+        errors=_WITH_BODY,
         body="PrefixRequest",
     ),
     OpenAPIOperation(

@@ -11,10 +11,10 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
-import msgspec
 from aiohttp import web
 
 from baton_router.http.generation import GenerationRoutes
+from baton_router.http.json_response import json_response
 from baton_router.http.media_types import JSON_TYPE, TEXT_TYPE
 from baton_router.http.observers import CONTEXT, Observers
 from baton_router.http.pool_status import RouterStatus, pool_status
@@ -55,16 +55,16 @@ class PoolRoutes:
 
     async def models(self, request: web.Request) -> web.Response:
         data = [self._model(name) for name in self.fleet.offers.names()]
-        return _json(ModelList(object="list", data=data))
+        return json_response(ModelList(object="list", data=data))
 
     async def model(self, request: web.Request) -> web.Response:
         name = request.match_info["model"]
         if name not in self.fleet.offers.names():
             raise self.fleet.offers.no_model(name)
-        return _json(self._model(name))
+        return json_response(self._model(name))
 
     async def health(self, request: web.Request) -> web.Response:
-        return _json(Health(status="ok"))
+        return json_response(Health(status="ok"))
 
     async def ready(self, request: web.Request) -> web.Response:
         reason, all_nodes = self.generation.why_unready(), wants_all(request)
@@ -72,7 +72,7 @@ class PoolRoutes:
         if all_nodes:
             late = not_ready(self.fleet.view, self.links.links.values(), self.settings.expect_nodes)
             answer = all_nodes_readiness(reason, late)
-        return _json(answer, status=200 if answer.ready else 503)
+        return json_response(answer, status=200 if answer.ready else 503)
 
     async def metrics_page(self, request: web.Request) -> web.Response:
         return web.Response(
@@ -89,7 +89,7 @@ class PoolRoutes:
             store_reachable=self.store_reachable(),
             running=len(self.generation.dispatcher.in_flight),
         )
-        return _json(pool_status(self.fleet.view, own))
+        return json_response(pool_status(self.fleet.view, own))
 
     async def explained(self, request: web.Request) -> web.Response:
         reader = request[CONTEXT].tenant
@@ -112,7 +112,3 @@ class PoolRoutes:
             owned_by="baton",
             max_model_len=min(lengths, default=None),
         )
-
-
-def _json(body: msgspec.Struct, status: int = 200) -> web.Response:
-    return web.Response(body=msgspec.json.encode(body), status=status, content_type=JSON_TYPE)

@@ -9,12 +9,11 @@ from __future__ import annotations
 
 import logging
 
-import msgspec
 from aiohttp import web
 
 from baton_protocol.errors import InvalidRequest
 from baton_protocol.link import RESET_SINCE, ResetPrefixCache
-from baton_router.http.media_types import JSON_TYPE
+from baton_router.http.json_response import json_response
 from baton_router.nodes.fleet import Fleet
 from baton_router.openai.answers import Closed
 
@@ -57,7 +56,7 @@ class PrefixCacheRoutes:
                 missed.append(str(name))
         logger.info("prefix caches of %s are reset", ", ".join(nodes) or "no node")
         answer = CacheReset(success=not missed, nodes=nodes, missed=missed)
-        return web.Response(body=msgspec.json.encode(answer), content_type=JSON_TYPE)
+        return json_response(answer)
 
 
 def _flag(request: web.Request, name: str) -> bool:

@@ -15,7 +15,7 @@ import asyncio
 import hashlib
 import logging
 from collections.abc import Callable
-from typing import Any, Literal
+from typing import Literal
 
 import msgspec
 from aiohttp import web
@@ -26,7 +26,7 @@ from baton_protocol.link import PinState
 from baton_protocol.store import MAX_PINS, PinnedPrefix
 from baton_router.auth import Tenant, Tenants
 from baton_router.http.generation import GenerationRoutes
-from baton_router.http.media_types import JSON_TYPE
+from baton_router.http.json_response import json_response
 from baton_router.http.observers import CONTEXT
 from baton_router.nodes.pin_keeper import PinKeeper
 from baton_router.nodes.prefix_pins import PrefixPins
@@ -52,7 +52,7 @@ class PrefixFields(FieldTable, route=PREFIXES_PATH, open=True):
 
     ttl_s = required(integer(1, LONGEST_PIN_S), "seconds that nodes keep the prefix")
     tenant = optional(
-        text(MAX_NAME), "whose requests find it, if tenants do not share KV", "the caller"
+        text(MAX_NAME), "whose requests find it, if tenants do not share KV", "the caller's"
     )
 
 
@@ -114,22 +114,24 @@ class PrefixRoutes:
             raise _refused(f"{MAX_PINS} prefixes are pinned, and there may be no more; delete one")
         self._pins.learn(record)
         await self._keeper.save(record)
-        await self._begun(record)
+        await self._wait_until_begun(record)
         logger.info("prefix %s of %d tokens is pinned", record.id, len(record.prompt_ids))
-        return _answer(self._shown(record))
+        return json_response(self._describe(record))
 
     async def list_all(self, request: web.Request) -> web.Response:
-        return _answer(PrefixList(prefixes=[self._shown(each) for each in self._pins.pinned()]))
+        return json_response(
+            PrefixList(prefixes=[self._describe(each) for each in self._pins.pinned()])
+        )
 
     async def unpin(self, request: web.Request) -> web.Response:
         id = request.match_info["id"]
         record = self._pins.find(id)
         if record is None:
             raise NotFound(f"prefix {id!r} is not pinned; GET {PREFIXES_PATH} lists them")
-        shown = self._shown(record)
+        answer = self._describe(record)
         await self._keeper.save(self._pins.remove(record))
         logger.info("prefix %s is unpinned", id)
-        return _answer(shown)
+        return json_response(answer)
 
     async def _record(self, request: web.Request, given: Json) -> PinnedPrefix:
         """Render and tokenize the body's prompt. Raise InvalidRequest."""
@@ -180,7 +182,7 @@ class PrefixRoutes:
             )
         return tenant
 
-    async def _begun(self, record: PinnedPrefix) -> None:
+    async def _wait_until_begun(self, record: PinnedPrefix) -> None:
         """Wait until a node has begun. Raise InvalidRequest if all refuse, Unavailable if there is
         none that could."""
         until = self._generation.clock() + ANSWER_S
@@ -199,7 +201,7 @@ class PrefixRoutes:
                 raise _refused(f"no node pins it: {refusals[-1]}")
             await asyncio.sleep(POLL_S)
 
-    def _shown(self, record: PinnedPrefix) -> Prefix:
+    def _describe(self, record: PinnedPrefix) -> Prefix:
         reports = self._pins.reports(record)
         sample = self._generation.fleet.view.sample()
         chunk = sample.report.layout.chunk_tokens if sample is not None else 0
@@ -237,7 +239,3 @@ def _id_of(model: str, tenant: str, ids: tuple[int, ...]) -> str:
 
 def _refused(message: str) -> InvalidRequest:
     return InvalidRequest(message, code="prefix_refused")
-
-
-def _answer(body: Any) -> web.Response:
-    return web.Response(body=msgspec.json.encode(body), content_type=JSON_TYPE)

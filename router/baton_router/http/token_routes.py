@@ -7,17 +7,16 @@ files, which the router has, and no node. Bodies have the bounds of a generation
 
 from __future__ import annotations
 
-import asyncio
 import random
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any, TypeVar
+from functools import partial
+from typing import Any
 
-import msgspec
 from aiohttp import web
 
 from baton_router.http.body_limits import BodyLimits
-from baton_router.http.media_types import JSON_TYPE
+from baton_router.http.json_response import json_response
 from baton_router.http.observers import CONTEXT
 from baton_router.nodes.model_offers import ModelOffers, Serving
 from baton_router.openai.answers import Closed
@@ -28,15 +27,14 @@ from baton_router.openai.fields.table import read_fields
 from baton_router.openai.fields.tokens import DetokenizeFields
 from baton_router.openai.json_body import decode_object
 from baton_router.openai.tokenize_call import TokenizeCall
+from baton_router.requests.long_work import in_thread_if_long
 from baton_router.requests.tokenize import check_ids, prepare, prompt_texts, tokenize_prompt
 from baton_router.settings import RouterSettings
 from baton_text.tokenizer import Tokenizer
 
-T = TypeVar("T")
 CHAT_RENDER, COMPLETIONS_RENDER = "/v1/chat/completions/render", "/v1/completions/render"
 TOKENIZE, DETOKENIZE, TOKENIZER_INFO = "/tokenize", "/detokenize", "/tokenizer_info"
 TOKENIZER_CLASS = "PreTrainedTokenizerFast"  # of a model whose files name none
-LONG_LIST = 8192  # ids above which a list is processed in a thread
 
 
 class Tokenized(Closed):
@@ -91,8 +89,10 @@ class TokenRoutes:
                 ids = await tokenize_prompt(asked.call, serving)
             names = None
             if asked.token_strs:
-                names = await _off_loop(len(ids), _names, serving.model.tokenizer, ids)
-        return _json(
+                names = await in_thread_if_long(
+                    len(ids), partial(_names, serving.model.tokenizer, ids)
+                )
+        return json_response(
             Tokenized(
                 count=len(ids),
                 max_model_len=serving.max_model_len,
@@ -106,8 +106,10 @@ class TokenRoutes:
             fields = await body.parsed(_detokenize_fields)
             serving, ids = self.offers.choose(fields.model), fields.tokens
             check_ids("tokens", ids, serving.vocab_size)
-            text = await _off_loop(len(ids), serving.model.tokenizer.decode, ids, False)
-        return _json(Detokenized(prompt=text))
+            text = await in_thread_if_long(
+                len(ids), partial(serving.model.tokenizer.decode, ids, skip_special_tokens=False)
+            )
+        return json_response(Detokenized(prompt=text))
 
     async def tokenizer_info(self, request: web.Request) -> web.Response:
         """tokenizer_config.json, with the chat template wherever the model has it."""
@@ -115,14 +117,14 @@ class TokenRoutes:
         info: dict[str, Any] = {"tokenizer_class": TOKENIZER_CLASS, **model.tokenizer_config}
         if model.template.source:
             info["chat_template"] = model.template.source
-        return web.Response(body=msgspec.json.encode(info), content_type=JSON_TYPE)
+        return json_response(info)
 
     async def render_chat(self, request: web.Request) -> web.Response:
         [prompt] = await self._render(request, ChatCall.parse, "chatcmpl-")
-        return _json(prompt)
+        return json_response(prompt)
 
     async def render_completions(self, request: web.Request) -> web.Response:
-        return _json(await self._render(request, CompletionCall.parse, "cmpl-"))
+        return json_response(await self._render(request, CompletionCall.parse, "cmpl-"))
 
     async def _render(
         self, request: web.Request, parse: Callable[[bytearray], Call], prefix: str
@@ -167,14 +169,3 @@ def _name(call: Call, serving: Serving) -> str:
 
 def _names(tokenizer: Tokenizer, ids: Sequence[int]) -> list[str]:
     return [tokenizer.token_name(token_id) for token_id in ids]
-
-
-async def _off_loop(count: int, act: Callable[..., T], *args: Any) -> T:
-    """Process a long list in a thread. A short one takes a few milliseconds of the event loop."""
-    if count <= LONG_LIST:
-        return act(*args)
-    return await asyncio.to_thread(act, *args)
-
-
-def _json(answer: msgspec.Struct | Sequence[msgspec.Struct]) -> web.Response:
-    return web.Response(body=msgspec.json.encode(answer), content_type=JSON_TYPE)

@@ -13,6 +13,7 @@ import aiohttp
 import msgspec
 
 from baton_protocol.ids import NodeId
+from baton_protocol.node_sleep import SleepState
 from baton_router.nodes.fleet import Fleet
 
 LONGEST_ANSWER = 4096
@@ -27,13 +28,6 @@ class NodeCallFailed(Exception):
     def __init__(self, message: str, status: int = 0) -> None:
         super().__init__(message)
         self.status = status
-
-
-class SleepState(msgspec.Struct, frozen=True):
-    """A node's answer. `away`: the parts of its engine that it has given back."""
-
-    is_sleeping: bool
-    away: list[str]
 
 
 class NodeCalls:

@@ -53,9 +53,9 @@ class PinKeeper:
         if self._index is None:
             return
         try:
-            listed = await self._index.listed()
+            listed = await self._index.list_ids()
             known = {record.id: record.changed for record in self._pins.records}
-            for record in await self._index.changed(listed, known):
+            for record in await self._index.read_changed(listed, known):
                 self._pins.learn(record)
             for record in list(self._pins.records):  # the index has restarted, or was down
                 if listed.get(record.id, -1) < record.changed:

@@ -20,12 +20,11 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from baton_protocol.ids import Epoch, NodeId
-from baton_protocol.link import SLEEP_SINCE
+from baton_protocol.node_sleep import SLEEP_PATH, SLEEP_SINCE, WAKE_PATH
 from baton_router.nodes.fleet import Fleet
 from baton_router.nodes.node_calls import NodeCallFailed, NodeCalls, Query
 
 TICK_S = 0.25
-SLEEP_PATH, WAKE_PATH = "/sleep", "/wake_up"
 
 logger = logging.getLogger(__name__)
 

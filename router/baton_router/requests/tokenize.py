@@ -10,6 +10,7 @@ import asyncio
 import random
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from itertools import chain
 from typing import Any
 
@@ -29,12 +30,11 @@ from baton_router.openai.answer_parsing import AnswerParsing
 from baton_router.openai.call import Call, Prompt, TextPrompt, Truncation
 from baton_router.openai.sampling import check_scores, complete, with_counts
 from baton_router.openai.structured_output import RequestedGrammar
+from baton_router.requests.long_work import in_thread_if_long
 from baton_router.requests.prepared import Prepared
 from baton_text.grammars.errors import GrammarError
 from baton_text.tokenizer import LONG_TEXT, MOST_AT_ONCE, TextTooLong, Tokenizer
 
-# Hashing a block takes 2 us, so longer prompts (in tokens) are hashed in a thread.
-LONG_PROMPT = 8192
 SEED_BITS = 63
 # Limit for all prompts of a call: each token takes 8 bytes until the call is answered.
 MAX_TOKENS = 1 << 20
@@ -179,10 +179,9 @@ async def prompt_texts(
     for prompt, ids in zip(given, prompts, strict=True):
         if isinstance(prompt, TextPrompt) and call.truncation is None:
             texts.append(prompt.text)
-        elif len(ids) <= LONG_PROMPT:
-            texts.append(tokenizer.decode(ids, skip_special_tokens=False))
         else:
-            texts.append(await asyncio.to_thread(tokenizer.decode, ids, False))
+            decode = partial(tokenizer.decode, ids, skip_special_tokens=False)
+            texts.append(await in_thread_if_long(len(ids), decode))
     return texts
 
 
@@ -355,9 +354,7 @@ def _spell(words: Sequence[str], tokenizer: Tokenizer) -> tuple[tuple[int, ...],
 async def _hash_chunks(
     ids: tuple[int, ...], sample: NodeReport, salt: str
 ) -> tuple[BlockHash, ...]:
-    if len(ids) <= LONG_PROMPT:
-        return _hash_chunks_now(ids, sample, salt)
-    return await asyncio.to_thread(_hash_chunks_now, ids, sample, salt)
+    return await in_thread_if_long(len(ids), partial(_hash_chunks_now, ids, sample, salt))
 
 
 def _hash_chunks_now(ids: tuple[int, ...], sample: NodeReport, salt: str) -> tuple[BlockHash, ...]:

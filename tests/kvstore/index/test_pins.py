@@ -32,14 +32,14 @@ async def pins(single: EmbeddedStore) -> AsyncIterator[Pins]:
 
 
 async def test_a_reader_gets_the_records_that_changed_since_it_knew_them(pins: Pins) -> None:
-    assert await pins.listed() == {}
+    assert await pins.list_ids() == {}
     for each in (record(A, 1), record(B, 2), record(A, 3, removed=True)):
         await pins.put(each, 60.0)
-    listed = await pins.listed()
+    listed = await pins.list_ids()
     assert listed == {A: 3, B: 2}
-    assert await pins.changed(listed, {}) == [record(A, 3, removed=True), record(B, 2)]
-    assert await pins.changed(listed, {A: 1, B: 2}) == [record(A, 3, removed=True)]
-    assert await pins.changed(listed, listed) == []
+    assert await pins.read_changed(listed, {}) == [record(A, 3, removed=True), record(B, 2)]
+    assert await pins.read_changed(listed, {A: 1, B: 2}) == [record(A, 3, removed=True)]
+    assert await pins.read_changed(listed, listed) == []
 
 
 async def test_each_key_expires_and_an_expired_record_leaves_the_list(
@@ -52,8 +52,8 @@ async def test_each_key_expires_and_an_expired_record_leaves_the_list(
         for key in (pin_key("pool", B), pins_key("pool")):
             assert 0 < client.pttl(key) <= LONGEST_PIN_S * 1000
         client.pexpire(pin_key("pool", A), 0)
-    assert await pins.changed(await pins.listed(), {B: 2}) == []
-    assert await pins.listed() == {B: 2}
+    assert await pins.read_changed(await pins.list_ids(), {B: 2}) == []
+    assert await pins.list_ids() == {B: 2}
 
 
 async def test_a_record_that_cannot_be_read_is_left_out(pins: Pins, single: EmbeddedStore) -> None:
@@ -62,4 +62,4 @@ async def test_a_record_that_cannot_be_read_is_left_out(pins: Pins, single: Embe
         client.set(pin_key("pool", A), b"\xc1")
         client.hset(pins_key("pool"), "odd", "soon")
     await pins.put(msgspec.structs.replace(record(B, 2), tenant="acme"), 60.0)
-    assert [each.id for each in await pins.changed(await pins.listed(), {})] == [B]
+    assert [each.id for each in await pins.read_changed(await pins.list_ids(), {})] == [B]

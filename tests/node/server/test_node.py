@@ -29,7 +29,7 @@ from baton_node.server.draining import EndWaits
 from baton_node.server.identity import Identity, model_made
 from baton_node.server.metrics import NodeMetrics
 from baton_node.server.node import MAX_UNREAD_BYTES, Node
-from baton_node.server.sleeping import NodeSleepMode, SleepRefusedError
+from baton_node.server.sleeping import SleepRefusedError
 from baton_node.settings import NodeSettings
 from baton_protocol.ids import Epoch, NodeId, RequestId
 from baton_protocol.link import (
@@ -45,6 +45,7 @@ from baton_protocol.link import (
     RunJob,
     ToNode,
 )
+from baton_protocol.node_sleep import NodeSleepMode
 from baton_protocol.store import NodeLoad, Speeds
 from tests.support.nodes.processes import make_request
 from tests.support.nodes.request_tables import TOKENIZER, FakeLink, tokens_of

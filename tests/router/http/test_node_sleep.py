@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from baton_protocol.link import SLEEP_SINCE
+from baton_protocol.node_sleep import SLEEP_SINCE
 from tests.router import pools
 from tests.support.nodes.fake_node import FakeNode
 from tests.support.waiting import until_is

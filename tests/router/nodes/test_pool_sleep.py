@@ -9,7 +9,8 @@ from typing import Any
 import pytest
 
 from baton_node.server.node import DRAINING
-from baton_protocol.link import SLEEP_SINCE, RunJob
+from baton_protocol.link import RunJob
+from baton_protocol.node_sleep import SLEEP_SINCE
 from tests.router import pools
 from tests.support.nodes.fake_node import FakeNode
 from tests.support.waiting import until, until_is
