@@ -24,6 +24,7 @@ from baton_engine.cpu_kernels.llvm_values import (
     ADDRESS,
     LANES,
     NUMBERS,
+    VECTOR_BYTES,
     WORD,
     WORDS,
     after,
@@ -39,7 +40,6 @@ from baton_engine.cpu_kernels.vectors import address, fetch
 ROWS = 4
 # Units of 16 keys whose scores are computed together, and of 16 numbers of values whose sums are.
 UNITS = 4
-VECTOR_BYTES = 64
 
 # NUMBA_CPU_NAME compiles for another CPU than this one.
 _NATIVE = not numba.config.CPU_NAME and bool(llvm.get_host_cpu_features().get("avx512bf16"))
@@ -255,23 +255,24 @@ def add_scores(
     rows: int, queries: int, words: int, columns: int, begin: int, end: int, totals: int, bf16: bool
 ) -> None:
     """See _scores_of()."""
+    given = queries, words, columns, begin, end, totals
     if bf16:
         if rows == 1:
-            _BF16_SCORES_1(queries, words, columns, begin, end, totals)
+            _BF16_SCORES_1(*given)
         elif rows == 2:
-            _BF16_SCORES_2(queries, words, columns, begin, end, totals)
+            _BF16_SCORES_2(*given)
         elif rows == 3:
-            _BF16_SCORES_3(queries, words, columns, begin, end, totals)
+            _BF16_SCORES_3(*given)
         else:
-            _BF16_SCORES_4(queries, words, columns, begin, end, totals)
+            _BF16_SCORES_4(*given)
     elif rows == 1:
-        _FP32_SCORES_1(queries, words, columns, begin, end, totals)
+        _FP32_SCORES_1(*given)
     elif rows == 2:
-        _FP32_SCORES_2(queries, words, columns, begin, end, totals)
+        _FP32_SCORES_2(*given)
     elif rows == 3:
-        _FP32_SCORES_3(queries, words, columns, begin, end, totals)
+        _FP32_SCORES_3(*given)
     else:
-        _FP32_SCORES_4(queries, words, columns, begin, end, totals)
+        _FP32_SCORES_4(*given)
 
 
 @inlined
@@ -288,23 +289,24 @@ def sum_values(
     bf16: bool,
 ) -> None:
     """See _sums_of(), for UNITS units of numbers."""
+    given = places, later, count, offset, step, weights, weight_step, sums
     if bf16:
         if rows == 1:
-            _BF16_SUMS_1(places, later, count, offset, step, weights, weight_step, sums)
+            _BF16_SUMS_1(*given)
         elif rows == 2:
-            _BF16_SUMS_2(places, later, count, offset, step, weights, weight_step, sums)
+            _BF16_SUMS_2(*given)
         elif rows == 3:
-            _BF16_SUMS_3(places, later, count, offset, step, weights, weight_step, sums)
+            _BF16_SUMS_3(*given)
         else:
-            _BF16_SUMS_4(places, later, count, offset, step, weights, weight_step, sums)
+            _BF16_SUMS_4(*given)
     elif rows == 1:
-        _FP32_SUMS_1(places, later, count, offset, step, weights, weight_step, sums)
+        _FP32_SUMS_1(*given)
     elif rows == 2:
-        _FP32_SUMS_2(places, later, count, offset, step, weights, weight_step, sums)
+        _FP32_SUMS_2(*given)
     elif rows == 3:
-        _FP32_SUMS_3(places, later, count, offset, step, weights, weight_step, sums)
+        _FP32_SUMS_3(*given)
     else:
-        _FP32_SUMS_4(places, later, count, offset, step, weights, weight_step, sums)
+        _FP32_SUMS_4(*given)
 
 
 @inlined

@@ -15,6 +15,7 @@ WORD = ir.IntType(32)
 ADDRESS = ir.IntType(64)
 NUMBERS = ir.VectorType(NUMBER, LANES)
 WORDS = ir.VectorType(WORD, LANES)
+VECTOR_BYTES = 4 * LANES  # of both
 
 
 def each_word(value: int) -> Any:

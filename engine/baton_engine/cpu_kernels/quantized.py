@@ -560,76 +560,18 @@ def _product_of(kind: BlockKind) -> Any:
         ahead: int,
         ahead_step: int,
     ) -> None:
+        given = codes, places, offset, pairs, groups, tables, starts, scales, totals
+        given = (*given, ahead, ahead_step)
         if rows > ROWS:
-            eight(
-                codes,
-                places,
-                offset,
-                pairs,
-                groups,
-                tables,
-                starts,
-                scales,
-                totals,
-                ahead,
-                ahead_step,
-            )
+            eight(*given)
         elif rows > 4:
-            six(
-                codes,
-                places,
-                offset,
-                pairs,
-                groups,
-                tables,
-                starts,
-                scales,
-                totals,
-                ahead,
-                ahead_step,
-            )
+            six(*given)
         elif rows > 2:
-            four(
-                codes,
-                places,
-                offset,
-                pairs,
-                groups,
-                tables,
-                starts,
-                scales,
-                totals,
-                ahead,
-                ahead_step,
-            )
+            four(*given)
         elif rows > 1:
-            two(
-                codes,
-                places,
-                offset,
-                pairs,
-                groups,
-                tables,
-                starts,
-                scales,
-                totals,
-                ahead,
-                ahead_step,
-            )
+            two(*given)
         else:
-            one(
-                codes,
-                places,
-                offset,
-                pairs,
-                groups,
-                tables,
-                starts,
-                scales,
-                totals,
-                ahead,
-                ahead_step,
-            )
+            one(*given)
 
     return _inlined_as(f"multiply_{kind.bits}_{kind.decoding}_{kind.bf16}", multiply_groups)
 

@@ -42,6 +42,7 @@ from baton_engine.cpu_kernels.llvm_values import (
     LANES,
     NUMBER,
     NUMBERS,
+    VECTOR_BYTES,
     WORD,
     WORDS,
     after,
@@ -53,8 +54,7 @@ from baton_engine.cpu_kernels.llvm_values import (
 from baton_engine.cpu_kernels.vectors import COLUMNS, FIRST_LEVEL, address, fetch
 
 VECTORS = COLUMNS // LANES
-# Bytes of codes per input pair and bit of a code; bytes of a vector.
-PAIR_BYTES, VECTOR_BYTES = 16, 64
+PAIR_BYTES = 16  # bytes of codes per input pair and bit of a code
 
 # Rows of a part at most, whose sums begin side by side.
 PART_ROWS = 192

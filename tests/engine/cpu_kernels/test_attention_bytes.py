@@ -125,6 +125,15 @@ def counting() -> Counting:
             note(place + row * row_bytes)
         vectors.store_transposed(place, row_bytes, target)
 
+    @inlined
+    def note_values(places: int, later: int, count: int, offset: int, step: int, size: int) -> None:
+        for key in range(count * LANES):
+            source = vectors.load_address(places + 8 * (key // LANES)) + offset
+            ahead = vectors.load_address(later + 8 * (key // LANES)) + offset
+            for line in range(0, size, LINE):
+                note(source + key % LANES * step + line)
+                note(ahead + key % LANES * step + line)
+
     def sum_values(
         rows: int,
         places: int,
@@ -137,12 +146,7 @@ def counting() -> Counting:
         sums: int,
         bf16: bool,
     ) -> None:
-        for key in range(count * LANES):
-            source = vectors.load_address(places + 8 * (key // LANES)) + offset
-            ahead = vectors.load_address(later + 8 * (key // LANES)) + offset
-            for line in range(0, NUMBERS_BYTES, LINE):
-                note(source + key % LANES * step + line)
-                note(ahead + key % LANES * step + line)
+        note_values(places, later, count, offset, step, NUMBERS_BYTES)
         attention_products.sum_values(
             rows, places, later, count, offset, step, weights, weight_step, sums, bf16
         )
@@ -158,12 +162,7 @@ def counting() -> Counting:
         sums: int,
         bf16: bool,
     ) -> None:
-        for key in range(count * LANES):
-            source = vectors.load_address(places + 8 * (key // LANES)) + offset
-            ahead = vectors.load_address(later + 8 * (key // LANES)) + offset
-            for line in range(0, NUMBERS_BYTES // 2, LINE):
-                note(source + key % LANES * step + line)
-                note(ahead + key % LANES * step + line)
+        note_values(places, later, count, offset, step, NUMBERS_BYTES // 2)
         attention_products.sum_few_values(
             places, later, count, offset, step, weights, weight_step, sums, bf16
         )
