@@ -37,10 +37,10 @@ from benchmarks.support.router.capacity_plot import plot
 from benchmarks.support.router.load_generator import Question, closed_loop, http_clients
 from benchmarks.support.router.open_streams import (
     FAST_CLIENTS,
-    Beside,
+    StreamFigures,
     allow_many_files,
-    baton_beside,
-    rivals_beside,
+    measure_baton,
+    measure_rivals,
 )
 from benchmarks.support.router.router_scaling import CLIENTS, scaling
 from benchmarks.support.router.routers import RIVALS, Side, baton, rivals, taking_part
@@ -81,10 +81,10 @@ async def requests_per_s(name: str, side: Side, clients: int, asked: list[Questi
         return len(asked) / (time.perf_counter() - began)
 
 
-async def slow_streams(options: argparse.Namespace, folder: Path) -> list[Beside]:
+async def slow_streams(options: argparse.Namespace, folder: Path) -> list[StreamFigures]:
     asked = Questions(folder).some(FAST_REQUESTS // options.less)
-    ours = await baton_beside(folder, options.streams, asked)
-    return [ours, *await rivals_beside(options.rivals, folder, options.streams, asked)]
+    ours = await measure_baton(folder, options.streams, asked)
+    return [ours, *await measure_rivals(options.rivals, folder, options.streams, asked)]
 
 
 def rates_table(rates: Rates) -> Iterator[str]:
@@ -93,7 +93,7 @@ def rates_table(rates: Rates) -> Iterator[str]:
         yield f"{name:24}" + "".join(f"{spread(by_clients[each], 0):>20}" for each in REQUESTS)
 
 
-def streams_table(found: Sequence[Beside]) -> Iterator[str]:
+def streams_table(found: Sequence[StreamFigures]) -> Iterator[str]:
     yield (
         f"{FAST_CLIENTS} clients beside open streams: TTFT p50/p99 ms and requests/s, alone and "
         "beside them"

@@ -10,7 +10,7 @@ import pytest
 
 from benchmarks.router.capacity import options_of, rates_table, streams_table, verdicts
 from benchmarks.support.router.capacity_plot import plot
-from benchmarks.support.router.open_streams import Beside, Fast, open_streams
+from benchmarks.support.router.open_streams import Fast, StreamFigures, open_streams
 from benchmarks.support.servers import HOST
 from tests.support.waiting import until
 
@@ -28,8 +28,8 @@ def test_the_tables_show_medians_and_ranges() -> None:
     fast = Fast(5.0, 9.0, 45.0)
     [_, baton, rival] = streams_table(
         [
-            Beside("baton", 1000, 40.0, 12.5, fast, fast._replace(p99=20.0)),
-            Beside("envoy", 1000, 30.0, None, fast, fast),
+            StreamFigures("baton", 1000, 40.0, 12.5, fast, fast._replace(p99=20.0)),
+            StreamFigures("envoy", 1000, 30.0, None, fast, fast),
         ]
     )
     assert baton.endswith("1000 streams, 40.0 kB each, node's server 12.5 kB")

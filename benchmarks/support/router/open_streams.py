@@ -43,7 +43,7 @@ class Fast(NamedTuple):
     rate: float
 
 
-class Beside(NamedTuple):
+class StreamFigures(NamedTuple):
     """`stream_kb`: resident memory of the router per open stream; `node_kb`: that of the node's
     server, None for a rival."""
 
@@ -119,7 +119,7 @@ async def fast(side: Side, questions: Sequence[Question]) -> Fast:
     return Fast(statistics.median(firsts), percentile(firsts, 0.99), len(timings) / took)
 
 
-async def baton_beside(folder: Path, count: int, questions: Sequence[Question]) -> Beside:
+async def measure_baton(folder: Path, count: int, questions: Sequence[Question]) -> StreamFigures:
     """The slow streams run on a node that is slow, and then drains, so that it gets no others; the
     fast requests run on a node that came later."""
     with ExitStack() as stack:
@@ -143,7 +143,7 @@ async def baton_beside(folder: Path, count: int, questions: Sequence[Question]) 
     stream_kb, node_kb = (
         (end - begin) / count / 1e3 for begin, end in zip(before, after, strict=True)
     )
-    return Beside("baton", count, stream_kb, node_kb, alone, beside)
+    return StreamFigures("baton", count, stream_kb, node_kb, alone, beside)
 
 
 def drain(port: int, node: str) -> None:
@@ -155,9 +155,9 @@ def drain(port: int, node: str) -> None:
         pass
 
 
-async def rivals_beside(
+async def measure_rivals(
     names: Sequence[str], folder: Path, count: int, questions: Sequence[Question]
-) -> list[Beside]:
+) -> list[StreamFigures]:
     found = []
     with ExitStack() as stack:
         streaming = [name for name in names if name in STREAMING_RIVALS]
@@ -168,7 +168,7 @@ async def rivals_beside(
                 kb = (resident(side) - before) / count / 1e3
                 beside = await fast(side, questions)
             alone = await fast(side, questions)
-            found.append(Beside(side.name, count, kb, None, alone, beside))
+            found.append(StreamFigures(side.name, count, kb, None, alone, beside))
     return found
 
 

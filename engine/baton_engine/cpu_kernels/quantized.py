@@ -560,8 +560,8 @@ def _product_of(kind: BlockKind) -> Any:
         ahead: int,
         ahead_step: int,
     ) -> None:
-        given = codes, places, offset, pairs, groups, tables, starts, scales, totals
-        given = (*given, ahead, ahead_step)
+        weights = codes, places, offset, pairs, groups, tables
+        given = (*weights, starts, scales, totals, ahead, ahead_step)
         if rows > ROWS:
             eight(*given)
         elif rows > 4:

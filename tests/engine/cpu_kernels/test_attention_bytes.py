@@ -125,14 +125,15 @@ def counting() -> Counting:
             note(place + row * row_bytes)
         vectors.store_transposed(place, row_bytes, target)
 
-    @inlined
-    def note_values(places: int, later: int, count: int, offset: int, step: int, size: int) -> None:
+    def note_lines(places: int, later: int, count: int, offset: int, step: int, size: int) -> None:
         for key in range(count * LANES):
             source = vectors.load_address(places + 8 * (key // LANES)) + offset
             ahead = vectors.load_address(later + 8 * (key // LANES)) + offset
             for line in range(0, size, LINE):
                 note(source + key % LANES * step + line)
                 note(ahead + key % LANES * step + line)
+
+    note_values: Any = inlined(note_lines)
 
     def sum_values(
         rows: int,
