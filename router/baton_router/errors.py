@@ -7,7 +7,7 @@ RequestFailed   a request ended in an error that a node, or the loss of one, cau
 
 from __future__ import annotations
 
-from baton_protocol.errors import ErrorRecord
+from baton_protocol.errors import BatonError, ErrorRecord
 
 
 class StartError(OSError):
@@ -28,3 +28,8 @@ class RequestFailed(Exception):
     def __init__(self, error: ErrorRecord) -> None:
         super().__init__(error.message)
         self.error = error
+
+
+def error_record(error: BatonError | RequestFailed) -> ErrorRecord:
+    """What a client is told of the error."""
+    return error.record() if isinstance(error, BatonError) else error.error

@@ -9,8 +9,9 @@ each such time without a token.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from functools import partial
+from typing import TypeVar
 
 import msgspec
 from aiohttp import web
@@ -19,13 +20,13 @@ from baton_protocol.errors import DeadlineExceeded, ErrorRecord, SlowClient
 from baton_protocol.link import Delta
 from baton_router.http.answer_encoder import AnswerEncoder
 from baton_router.http.event_stream import WAITING, EventStream
-from baton_router.http.media_types import JSON_TYPE
 from baton_router.http.prompt_starter import PromptStarter
 from baton_router.http.stopwatch import Stopwatch
 from baton_router.requests.context import RequestContext
 from baton_router.requests.output_queue import Batch, OutputQueue
 from baton_router.settings import RouterSettings
 
+T = TypeVar("T")
 # Limit beyond what kernel and transport buffer (some MB). An unread token takes about 0.3 kB.
 UNREAD_TOKENS = 4096
 UNREAD_PER_CHOICE = 64  # all choices of a call produce tokens at once
@@ -33,9 +34,9 @@ UNREAD_PER_CHOICE = 64  # all choices of a call produce tokens at once
 
 class Answer:
     """Owns all that runs for one answer: the starter of its prompts, their output, and the timers
-    of its deadline and of a slow client. Call respond() once; it ends what is left.
+    of its deadline and of a slow client. Call stream() or whole() once; they end what is left.
 
-    `events` is the stream to write; None for an answer in one piece."""
+    `events` is the stream that stream() writes; None for an answer in one piece."""
 
     def __init__(
         self,
@@ -57,22 +58,28 @@ class Answer:
         self._clock = clock
         max_unread = None  # an answer in one piece buffers nothing for its client
         if events is not None:
+            events.error_event = encoder.error_event
             max_unread = UNREAD_TOKENS + UNREAD_PER_CHOICE * starter.choices
         self._output = OutputQueue(starter.prompts, max_unread, self._on_overflow)
         self._cut_off: asyncio.TimerHandle | None = None
 
-    async def respond(self, deadline: float) -> web.StreamResponse:
-        """Start the call and write its answer. `deadline` is a time of the clock. Every failure
+    async def stream(self, deadline: float) -> web.StreamResponse:
+        """Start the call and stream its answer. `deadline` is a time of the clock. Every failure
         raises, even after the stream has begun."""
+        return await self._run(deadline, self._stream)
+
+    async def whole(self, deadline: float) -> bytes:
+        """Start the call; the JSON of its answer in one piece. Every failure raises."""
+        return await self._run(deadline, self._collect)
+
+    async def _run(self, deadline: float, answer: Callable[[], Awaitable[T]]) -> T:
         await self._starter.start_first(self._output, self._events)
         # From here on, await only inside the try, so that a client that leaves ends its requests.
         time_left_s = max(0.0, deadline - self._clock())
         timer = asyncio.get_running_loop().call_later(time_left_s, self._time_out)
         self._context.in_flight = self._starter.in_flight
         try:
-            if self._events is not None:
-                return await self._stream(self._events)
-            return web.Response(body=await self._collect(), content_type=JSON_TYPE)
+            return await answer()
         finally:
             timer.cancel()
             self._output.cancel_timers()
@@ -87,8 +94,10 @@ class Answer:
         self._watch.record_end()
         return await self._encoder.encode_whole()
 
-    async def _stream(self, events: EventStream) -> web.StreamResponse:
+    async def _stream(self) -> web.StreamResponse:
         """Stream the answer. Raise RequestFailed after writing everything before the failure."""
+        events = self._events
+        assert events is not None, "an answer that streams has a stream"
         while True:
             data, more = await self._next_bytes(events.keepalive_s)
             if not more:

@@ -10,9 +10,11 @@ import time
 from collections.abc import Sequence
 from functools import partial
 
-from baton_router.openai.answers import DONE, CommonFields, CompletionTokensDetails, Usage
+from baton_protocol.errors import ErrorRecord
+from baton_router.openai.answers import CommonFields, CompletionTokensDetails, Usage
 from baton_router.openai.call import Call, Shape
 from baton_router.openai.choice_output import ChoiceOutput
+from baton_router.openai.dialect import Dialect
 from baton_router.requests.context import RequestContext
 from baton_router.requests.long_work import LONG_PROMPT, in_thread_if_long
 from baton_router.requests.output_queue import Batch
@@ -20,18 +22,19 @@ from baton_router.requests.prepared import Prepared
 
 
 class AnswerEncoder:
-    """`answer_id` is the id in the answer. Encode only after the context has requests in flight."""
+    """Encode only after the context has requests in flight."""
 
     def __init__(
-        self, call: Call, prepared: Sequence[Prepared], context: RequestContext, answer_id: str
+        self, dialect: Dialect, call: Call, prepared: Sequence[Prepared], context: RequestContext
     ) -> None:
+        self._dialect = dialect
         self._call = call
         self._prompts = [item.request.prompt_ids for item in prepared]
         self._parsing = prepared[0].parsing
         self._params = prepared[0].request.params
         self._scored = self._params.prompt_logprobs is not None
         self._context = context
-        self._id = answer_id
+        self._id = dialect.prefix + context.id
         self._created = int(time.time())
         self._shape: Shape | None = None
         self._collected = [ChoiceOutput() for _ in range(self._params.n * len(prepared))]
@@ -56,9 +59,14 @@ class AnswerEncoder:
 
     async def encode_end(self) -> bytes:
         """The last bytes of a stream that did not fail."""
-        if not self._call.options.include_usage:
-            return DONE
-        return self._get_shape().usage_event(await self._final_usage()) + DONE
+        usage = await self._final_usage() if self._call.options.include_usage else None
+        return self._get_shape().end(usage)
+
+    def error_event(self, error: ErrorRecord) -> bytes:
+        """The last bytes of a stream that failed."""
+        if self._shape is None:
+            return self._dialect.error_event(error)
+        return self._shape.error_event(error)
 
     # --- an answer in one piece -------------------------------------------------------------------
 

@@ -21,9 +21,10 @@ from aiohttp.typedefs import Handler, Middleware
 
 from baton_protocol.errors import BatonError, ErrorRecord, InternalError
 from baton_router.auth import Tenants
-from baton_router.errors import RequestFailed
+from baton_router.errors import RequestFailed, error_record
 from baton_router.http.browser_guard import BrowserGuard, check_type
 from baton_router.http.cors import Cors, is_preflight
+from baton_router.http.dialects import DIALECTS
 from baton_router.http.drain import DrainRoutes
 from baton_router.http.generation import GenerationRoutes
 from baton_router.http.headers import EXACT_HEADER, ID_HEADER, OWN_ID_HEADER, PLACEMENT_HEADER
@@ -44,7 +45,6 @@ from baton_router.openai.answers import ErrorAnswer
 from baton_router.requests.context import RequestContext, valid_client_id
 from baton_router.settings import RouterSettings
 
-GENERATION = {"/v1/chat/completions": "chat", "/v1/completions": "completions"}
 # What begins so needs an API key, if keys are configured.
 KEYED = ("/v1/", "/requests/", TOKENIZE, DETOKENIZE, TOKENIZER_INFO)
 ADMINS = ("/pool", "/metrics")  # these need an admin's key
@@ -125,7 +125,7 @@ def _header_signal(
             return  # not from the application; `connections` set its headers
         headers = response.headers
         headers[ID_HEADER], headers[OWN_ID_HEADER] = context.shown_id, context.id
-        if context.endpoint and (placement := context.placement_header()) is not None:
+        if context.dialect and (placement := context.placement_header()) is not None:
             headers[PLACEMENT_HEADER] = placement
         if (exact := context.exact()) is not None:
             headers[EXACT_HEADER] = exact
@@ -138,11 +138,11 @@ def _outer_middleware(api: Api, guard: BrowserGuard, cors: Cors) -> Middleware:
     @web.middleware
     async def middleware(request: web.Request, handler: Handler) -> web.StreamResponse:
         # A CORS preflight on a generation path is not a generation request.
-        endpoint = GENERATION.get(request.path, "") if request.method != "OPTIONS" else ""
+        dialect = DIALECTS.get(request.path) if request.method != "OPTIONS" else None
         given_id = valid_client_id(request.headers.get(ID_HEADER))
-        request[CONTEXT] = context = RequestContext(api.new_id(), api.clock(), endpoint, given_id)
+        request[CONTEXT] = context = RequestContext(api.new_id(), api.clock(), dialect, given_id)
         observers = api.generation.observers
-        if endpoint:
+        if dialect is not None:
             observers.begin_call(context, request.headers.get("traceparent", ""))
         code = CLIENT_LEFT
         try:
@@ -150,7 +150,7 @@ def _outer_middleware(api: Api, guard: BrowserGuard, cors: Cors) -> Middleware:
             code = response.status if context.failure is None else context.failure.status
             return response
         finally:
-            if endpoint:
+            if dialect is not None:
                 observers.end_call(context, code, api.clock())
 
     return middleware
@@ -196,10 +196,8 @@ async def _answer(
 
 
 def _record(request: web.Request, error: Failure) -> ErrorRecord:
-    if isinstance(error, BatonError):
-        return error.record()
-    if isinstance(error, RequestFailed):
-        return error.error
+    if not isinstance(error, web.HTTPException):
+        return error_record(error)
     route = f"{request.method} {request.path}"
     message = {
         404: (
@@ -217,7 +215,13 @@ def _record(request: web.Request, error: Failure) -> ErrorRecord:
 
 
 def _error_response(request: web.Request, error: ErrorRecord) -> web.Response:
-    response = json_response(ErrorAnswer.of(error), error.status)
+    dialect = DIALECTS.get(request.path)
+    answer = (
+        ErrorAnswer.of(error)
+        if dialect is None
+        else dialect.error_body(error, request[CONTEXT].shown_id)
+    )
+    response = json_response(answer, error.status)
     if error.retryable:
         wait = error.retry_after if error.retry_after is not None else RETRY_AFTER_S
         response.headers["Retry-After"] = f"{max(1, math.ceil(wait))}"

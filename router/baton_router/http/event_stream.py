@@ -8,12 +8,12 @@ sends a comment, because clients and proxies close silent connections.
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable
 
 from aiohttp import web
 
 from baton_protocol.errors import ErrorRecord
 from baton_router.http.media_types import EVENTS_TYPE
-from baton_router.openai.answers import ErrorAnswer, event
 
 STREAM_HEADERS = {
     "Content-Type": f"{EVENTS_TYPE}; charset=utf-8",
@@ -30,9 +30,16 @@ class _Stream(web.StreamResponse):
 
 
 class EventStream:
-    """The stream of one call. Call keep_alive() after `keepalive_s` seconds without an event."""
+    """The stream of one call. Call keep_alive() after `keepalive_s` seconds without an event.
+    `error_event` makes the last event of a stream that fails."""
 
-    def __init__(self, request: web.Request, keepalive_s: float) -> None:
+    def __init__(
+        self,
+        request: web.Request,
+        keepalive_s: float,
+        error_event: Callable[[ErrorRecord], bytes],
+    ) -> None:
+        self.error_event = error_event
         self.keepalive_s = keepalive_s
         self._request = request
         self._response: web.StreamResponse | None = None
@@ -69,8 +76,8 @@ class EventStream:
             self._transport.write(b"%x\r\n%b\r\n" % (len(data), data))
 
     async def end_with_error(self, error: ErrorRecord) -> web.StreamResponse:
-        """Write the error as the last event, without a [DONE]."""
-        await self.write_event(event(ErrorAnswer.of(error)))
+        """Write the error as the last event."""
+        await self.write_event(self.error_event(error))
         return await self.end_stream()
 
     async def end_stream(self, data: bytes = b"") -> web.StreamResponse:

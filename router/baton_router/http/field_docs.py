@@ -1,9 +1,10 @@
-"""Writes the table of request fields into docs/api.md, from the tables that the router reads by.
+"""Writes the tables of request fields into the pages, from the tables that the router reads by.
 
-    python -m baton_router.http.field_docs docs/api.md      writes the table into that page
+    python -m baton_router.http.field_docs PAGE...      writes the tables of these pages
 
-In: a table of fields for each body. Out: Markdown, with a row for each field; a field that bodies
-share has one row. First come the fields of one dialect of generation, then those of both.
+In: sections, each with the tables of some bodies, and pages with the sections' markers. Out:
+Markdown, with a row for each field; a field that a section's bodies share has one row. First come
+the fields of one body, then the shared ones.
 """
 
 from __future__ import annotations
@@ -25,27 +26,25 @@ from baton_router.openai.fields.table import EMPTY, Field, FieldTable
 from baton_router.openai.fields.tokens import DetokenizeFields, TokenizeFields
 
 Json = Mapping[str, Any]
-BEGIN, END = "<!-- request fields: begin -->", "<!-- request fields: end -->"
-COMMAND = "python -m baton_router.http.field_docs docs/api.md"
-# What the column API says -> the body's table.
-TABLES: Mapping[str, type[FieldTable]] = {
-    "chat": ChatFields,
-    "completions": CompletionFields,
-    "tokenize": TokenizeFields,
-    "detokenize": DetokenizeFields,
-    "drain": DrainFields,
-    "prefixes": PrefixFields,
-    "sleep": SleepFields,
-    "wake": WakeFields,
+MARKERS = "<!-- {section} fields: begin -->", "<!-- {section} fields: end -->"
+COMMAND = "python -m baton_router.http.field_docs docs/*.md"
+REQUEST = "request"
+# The sections of the pages: what the column API says -> the body's table. A section of one body has
+# no such column.
+SECTIONS: Mapping[str, Mapping[str, type[FieldTable]]] = {
+    REQUEST: {
+        "chat": ChatFields,
+        "completions": CompletionFields,
+        "tokenize": TokenizeFields,
+        "detokenize": DetokenizeFields,
+        "drain": DrainFields,
+        "prefixes": PrefixFields,
+        "sleep": SleepFields,
+        "wake": WakeFields,
+    },
 }
 GENERATION = ("chat", "completions")
 SHARED = "both"
-# The order of the rows, by the first word of the column API.
-ORDER = (*GENERATION, SHARED, *(name for name in TABLES if name not in GENERATION))
-_HEAD = (
-    "| field | API | Baton | values, [default] | remark |",
-    "|---|---|---|---|---|",
-)
 _USES = {"obeyed": "obeys", "ignored": "ignores", "refused": "refuses"}
 
 
@@ -61,25 +60,47 @@ class DocumentedField:
         return SHARED if self.definitions.keys() == {*GENERATION} else ", ".join(self.definitions)
 
 
-def documented_fields() -> list[DocumentedField]:
-    """All fields, in the order of the page."""
+def documented_fields(section: str = REQUEST) -> list[DocumentedField]:
+    """All fields of a section, in the order of the page."""
+    tables = SECTIONS[section]
     definitions: dict[tuple[str, str], dict[str, Field[Any]]] = {}
-    for name, table in TABLES.items():
+    for name, table in tables.items():
         for path, field in _paths(table):
             definitions.setdefault((path, field.remark), {})[name] = field
     fields = [DocumentedField(path, bodies) for (path, _), bodies in definitions.items()]
-    return sorted(fields, key=lambda field: ORDER.index(field.where.partition(",")[0]))
+    order = [*GENERATION, SHARED, *(name for name in tables if name not in GENERATION)]
+    return sorted(fields, key=lambda field: order.index(field.where.partition(",")[0]))
 
 
-def field_table() -> str:
-    """The table in Markdown."""
-    return "\n".join([*_HEAD, *map(_row, documented_fields())])
+def field_table(section: str = REQUEST) -> str:
+    """The section's table in Markdown."""
+    rows = [
+        ["field", "API", "Baton", "values, [default]", "remark"],
+        ["---"] * 5,
+        *map(_row, documented_fields(section)),
+    ]
+    if len(SECTIONS[section]) == 1:
+        rows = [[*row[:1], *row[2:]] for row in rows]
+    head, line, *others = rows
+    return "\n".join([_line(head), f"|{'|'.join(line)}|", *map(_line, others)])
 
 
-def with_table(page: str) -> str:
-    """The page with a new table between its markers. Raise ValueError without markers."""
-    begin, end = page.index(BEGIN) + len(BEGIN), page.index(END)
-    return f"{page[:begin]}\n{field_table()}\n{page[end:]}"
+def _line(cells: Sequence[str]) -> str:
+    return f"| {' | '.join(cells)} |"
+
+
+def sections_of(page: str) -> list[str]:
+    """The sections whose markers a page has."""
+    return [section for section in SECTIONS if MARKERS[0].format(section=section) in page]
+
+
+def with_tables(page: str) -> str:
+    """The page with new tables between its markers. Raise ValueError for a begin without end."""
+    for section in sections_of(page):
+        first, last = (marker.format(section=section) for marker in MARKERS)
+        begin = page.index(first) + len(first)
+        page = f"{page[:begin]}\n{field_table(section)}\n{page[page.index(last) :]}"
+    return page
 
 
 def _paths(table: type[FieldTable], within: str = "") -> Iterator[tuple[str, Field[Any]]]:
@@ -90,12 +111,12 @@ def _paths(table: type[FieldTable], within: str = "") -> Iterator[tuple[str, Fie
             yield from _paths(field.kind.members, f"{within}{name}{'[]' * field.kind.listed}.")
 
 
-def _row(documented: DocumentedField) -> str:
+def _row(documented: DocumentedField) -> list[str]:
     field = next(iter(documented.definitions.values()))
     remark = f"{field.remark}; required" if field.needed else field.remark
     values = _values(documented)
     cells = (f"`{documented.path}`", documented.where, _USES[field.use], values, remark)
-    return "| " + " | ".join(cell.replace("|", "\\|") for cell in cells) + " |"
+    return [cell.replace("|", "\\|") for cell in cells]
 
 
 def _values(documented: DocumentedField) -> str:
@@ -192,9 +213,12 @@ _KINDS: Mapping[str, Callable[[Json], str]] = {
 }
 
 
-def main(path: Path) -> None:
-    path.write_text(with_table(path.read_text()))
+def main(pages: Sequence[Path]) -> None:
+    for path in pages:
+        page = path.read_text()
+        if sections_of(page):
+            path.write_text(with_tables(page))
 
 
 if __name__ == "__main__":
-    main(Path(sys.argv[1]))
+    main([Path(name) for name in sys.argv[1:]])

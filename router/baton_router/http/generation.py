@@ -1,4 +1,4 @@
-"""POST /v1/chat/completions and /v1/completions: one call, from its body to its answer.
+"""The routes that generate, in every dialect: one call, from its body to its answer.
 
 In: aiohttp requests; the middleware has set their tenant. Out: responses. Errors are raised, and
 the middleware in `app` formats them. The first prompt of a call starts before the answer begins,
@@ -11,31 +11,30 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable
+from contextlib import nullcontext
 from dataclasses import dataclass
+from functools import partial
 
 from aiohttp import web
 
-from baton_protocol.errors import (
-    BatonError,
-    InvalidRequest,
-    Unavailable,
-)
+from baton_protocol.errors import BatonError, InternalError, InvalidRequest, Unavailable
 from baton_protocol.policies import RANKINGS, Ranking
 from baton_router.admission.admission import Admission
 from baton_router.admission.cold_start import ColdStart
-from baton_router.errors import RequestFailed
+from baton_router.errors import RequestFailed, error_record
 from baton_router.http.answer import Answer
 from baton_router.http.answer_encoder import AnswerEncoder
 from baton_router.http.body_limits import Body, BodyLimits
+from baton_router.http.dialects import DIALECTS
 from baton_router.http.event_stream import EventStream
 from baton_router.http.headers import POLICY_HEADER
+from baton_router.http.media_types import JSON_TYPE
 from baton_router.http.observers import CONTEXT, Observers
 from baton_router.http.prompt_starter import PromptStarter
 from baton_router.http.stopwatch import Stopwatch
 from baton_router.nodes.fleet import Fleet
 from baton_router.openai.call import Call
-from baton_router.openai.chat import ChatCall
-from baton_router.openai.completions import CompletionCall
+from baton_router.openai.dialect import Dialect
 from baton_router.requests.context import RequestContext
 from baton_router.requests.dispatcher import Dispatcher
 from baton_router.requests.tokenize import prepare
@@ -68,8 +67,7 @@ class GenerationRoutes:
 
     def routes(self) -> list[web.RouteDef]:
         return [
-            web.post("/v1/chat/completions", self.chat),
-            web.post("/v1/completions", self.completions),
+            web.post(route, partial(self.serve, dialect)) for route, dialect in DIALECTS.items()
         ]
 
     def why_unready(self) -> str | None:
@@ -78,39 +76,41 @@ class GenerationRoutes:
             return "the router is shutting down"
         return None if self.intake.cold_start.enabled else self.fleet.offers.why_unready()
 
-    async def chat(self, request: web.Request) -> web.StreamResponse:
-        return await self._serve(request, ChatCall.parse, "chatcmpl-")
+    async def serve(self, dialect: Dialect, request: web.Request) -> web.StreamResponse:
+        context = request[CONTEXT]
+        assert context.tenant is not None, "the middleware sets the tenant"
+        async with self.intake.bodies.of(request, context.tenant.name) as body:
+            call = await body.parsed(dialect.parse)
+            if self.draining:
+                raise Unavailable("the router is shutting down; send the request again")
+            ranking = self._requested_ranking(request)
+            self._count_answering(1)
+            try:
+                if call.options.stream:
+                    return await self._stream(request, body, call, ranking)
+                answer, deadline = await self._prepare(call, context, body=body, ranking=ranking)
+                whole = await answer.whole(deadline)
+            finally:
+                self._count_answering(-1)
+        return web.Response(body=whole, content_type=JSON_TYPE)
 
-    async def completions(self, request: web.Request) -> web.StreamResponse:
-        return await self._serve(request, CompletionCall.parse, "cmpl-")
-
-    async def _serve(
-        self, request: web.Request, parse: Callable[[bytearray], Call], prefix: str
+    async def _stream(
+        self, request: web.Request, body: Body, call: Call, ranking: Ranking | None
     ) -> web.StreamResponse:
-        tenant = request[CONTEXT].tenant
-        assert tenant is not None, "the middleware sets the tenant"
-        async with self.intake.bodies.of(request, tenant.name) as body:
-            return await self._run_call(request, body, await body.parsed(parse), prefix)
-
-    async def _run_call(
-        self, request: web.Request, body: Body, call: Call, prefix: str
-    ) -> web.StreamResponse:
-        if self.draining:
-            raise Unavailable("the router is shutting down; send the request again")
-        ranking = self._requested_ranking(request)
-        stream = call.options.stream
-        events = EventStream(request, self.settings.keepalive_s) if stream else None
-        self._count_answering(1)
+        """Stream the call's answer. An error after the stream has begun is its last event."""
+        context = request[CONTEXT]
+        assert context.dialect is not None, "a route that generates has a dialect"
+        events = EventStream(request, self.settings.keepalive_s, context.dialect.error_event)
         try:
-            return await self._answer_call(request[CONTEXT], body, call, prefix, events, ranking)
+            answer, deadline = await self._prepare(
+                call, context, body=body, events=events, ranking=ranking
+            )
+            return await answer.stream(deadline)
         except (BatonError, RequestFailed) as error:
-            if events is None or not events.begun:
+            if not events.begun:
                 raise
-            failure = error.record() if isinstance(error, BatonError) else error.error
-            request[CONTEXT].failure = failure
-            return await events.end_with_error(failure)
-        finally:
-            self._count_answering(-1)
+            context.failure = error_record(error)
+            return await events.end_with_error(context.failure)
 
     def _requested_ranking(self, request: web.Request) -> Ranking | None:
         """The placement policy in the request's header, if the settings allow it."""
@@ -123,23 +123,43 @@ class GenerationRoutes:
         rankings = ", ".join(RANKINGS)
         raise InvalidRequest(f"{POLICY_HEADER} is {header!r}; use {rankings}", param=POLICY_HEADER)
 
-    async def _answer_call(
+    async def ask(self, call: Call, context: RequestContext) -> bytes:
+        """The JSON of the answer to a call that no HTTP request of its own waits for. The context
+        has the call's dialect and tenant. Raise BatonError, RequestFailed."""
+        self.observers.begin_call(context, "")
+        status = InternalError.status
+        self._count_answering(1)
+        try:
+            answer, deadline = await self._prepare(call, context)
+            whole = await answer.whole(deadline)
+            status = 200
+        except (BatonError, RequestFailed) as error:
+            context.failure = error_record(error)
+            status = context.failure.status
+            raise
+        finally:
+            self._count_answering(-1)
+            self.observers.end_call(context, status, self.clock())
+        return whole
+
+    async def _prepare(
         self,
-        context: RequestContext,
-        body: Body,
         call: Call,
-        prefix: str,
-        events: EventStream | None,
-        ranking: Ranking | None,
-    ) -> web.StreamResponse:
-        """Answer the call; `events` is set for a stream. Every failure raises, even after the
-        stream has begun. `body` is released once its prompts are ids."""
+        context: RequestContext,
+        *,
+        body: Body | None = None,
+        events: EventStream | None = None,
+        ranking: Ranking | None = None,
+    ) -> tuple[Answer, float]:
+        """The call's answer, not yet begun, and its deadline. `events` is set for a stream. `body`
+        is released once its prompts are ids."""
         assert context.tenant is not None, "the middleware sets the tenant"
+        assert context.dialect is not None, "a route that generates has a dialect"
         waits_until = await self.intake.cold_start.hold_call(call, context, events)
         serving = self.fleet.offers.choose(call.options.model)
         # Time on hold does not count towards the deadline: a node may load for minutes.
         deadline = self.clock() + self.settings.request_timeout_s
-        async with body.turn():
+        async with body.turn() if body is not None else nullcontext():
             prepared = await prepare(
                 call,
                 serving,
@@ -153,11 +173,12 @@ class GenerationRoutes:
                 shared=self.intake.admission.shared,
             )
         call.forget_prompts()
-        body.done()
+        if body is not None:
+            body.done()
         context.generates = call.options.generates
         answer = Answer(
             PromptStarter(self.intake.admission, self.dispatcher, context, prepared, waits_until),
-            AnswerEncoder(call, prepared, context, prefix + context.id),
+            AnswerEncoder(context.dialect, call, prepared, context),
             events,
             context=context,
             watch=Stopwatch(self.observers.metrics, self.clock, context),
@@ -166,7 +187,7 @@ class GenerationRoutes:
         )
         # Prompts that wait for their turn are demand, too.
         self.observers.metrics.accepted(len(item.request.prompt_ids) for item in prepared)
-        return await answer.respond(deadline)
+        return answer, deadline
 
     def _count_answering(self, change: int) -> None:
         self.answering += change

@@ -21,8 +21,9 @@ from baton_router.http.observers import CONTEXT
 from baton_router.nodes.model_offers import ModelOffers, Serving
 from baton_router.openai.answers import Closed
 from baton_router.openai.call import Call
-from baton_router.openai.chat import ChatCall
-from baton_router.openai.completions import CompletionCall
+from baton_router.openai.chat import CHAT
+from baton_router.openai.completions import COMPLETIONS
+from baton_router.openai.dialect import Dialect
 from baton_router.openai.fields.table import read_fields
 from baton_router.openai.fields.tokens import DetokenizeFields
 from baton_router.openai.json_body import decode_object
@@ -120,20 +121,18 @@ class TokenRoutes:
         return json_response(info)
 
     async def render_chat(self, request: web.Request) -> web.Response:
-        [prompt] = await self._render(request, ChatCall.parse, "chatcmpl-")
+        [prompt] = await self._render(request, CHAT)
         return json_response(prompt)
 
     async def render_completions(self, request: web.Request) -> web.Response:
-        return json_response(await self._render(request, CompletionCall.parse, "cmpl-"))
+        return json_response(await self._render(request, COMPLETIONS))
 
-    async def _render(
-        self, request: web.Request, parse: Callable[[bytearray], Call], prefix: str
-    ) -> list[RenderedPrompt]:
+    async def _render(self, request: web.Request, dialect: Dialect) -> list[RenderedPrompt]:
         """One per prompt of the call. Refuses what the call itself would be refused for."""
         context = request[CONTEXT]
         assert context.tenant is not None, "the middleware sets the tenant"
         async with self.bodies.of(request, context.tenant_name) as body:
-            call = await body.parsed(parse)
+            call = await body.parsed(dialect.parse)
             serving = self.offers.choose(call.options.model)
             async with body.turn():
                 prepared = await prepare(
@@ -148,7 +147,7 @@ class TokenRoutes:
                 texts = await prompt_texts(call, serving, ids)
         return [
             RenderedPrompt(
-                request_id=f"{prefix}{item.request.id}",
+                request_id=f"{dialect.prefix}{item.request.id}",
                 model=_name(call, serving),
                 token_ids=item.request.prompt_ids,
                 prompt=text,

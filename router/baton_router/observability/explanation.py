@@ -8,6 +8,7 @@ Times are milliseconds; `at_ms` counts from the call's start.
 
 from __future__ import annotations
 
+import re
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -25,8 +26,8 @@ from baton_router.requests.in_flight import InFlightRequest
 Json = dict[str, Any]
 
 MAX_BYTES = 32 << 20
-# OpenAI's id fields put one of these before the id of x-baton-request-id.
-PREFIXES = ("chatcmpl-", "cmpl-")
+# An answer's id has a dialect's prefix before the id of x-baton-request-id.
+_PREFIX = re.compile(r"\A[a-z]+[-_](?=[0-9a-f]{32})")
 SHOWN = 64  # characters of an unknown id in an error
 # Prompts of a call that an explanation shows.
 MAX_PROMPTS = 64
@@ -85,9 +86,7 @@ class ExplanationHistory:
     def find(self, wanted: str, reader: Tenant) -> Json:
         """The explanation of a call, or of one of its requests. Raise NotFound, also for another
         tenant's call, so that ids do not leak."""
-        request_id = wanted
-        for prefix in PREFIXES:
-            request_id = request_id.removeprefix(prefix)
+        request_id = _PREFIX.sub("", wanted, count=1)
         call_id, _, slot = request_id.partition("-")
         explanation = self._find_call(call_id, reader)
         if explanation is not None and slot:

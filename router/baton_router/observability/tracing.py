@@ -13,8 +13,6 @@ from baton_router.requests.attempt import Attempt
 from baton_router.requests.context import RequestContext
 from baton_router.requests.in_flight import InFlightRequest
 
-OPERATIONS = {"chat": "chat", "completions": "text_completion"}
-
 
 class Tracing:
     """Traces calls, if there is a sink. Without one, nodes get no traceparent.
@@ -42,7 +40,7 @@ def _call_span(context: RequestContext, place: Place, status: int, now: float) -
     attributes: dict[str, Attribute] = {
         "baton.request": context.id,
         "baton.tenant": context.tenant_name,
-        "gen_ai.operation.name": OPERATIONS[context.endpoint],
+        "gen_ai.operation.name": context.operation,
         "http.response.status_code": status,
     }
     if context.client_id:

@@ -11,6 +11,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
+from baton_protocol.errors import ErrorRecord
 from baton_protocol.link import Delta
 from baton_router.nodes.pool_model import PoolModel
 from baton_router.openai.answer_parsing import AnswerParsing
@@ -87,7 +88,13 @@ class Shape(Protocol):
         """The SSE bytes of one delta; empty if it shows nothing yet."""
         ...
 
-    def usage_event(self, usage: Usage) -> bytes: ...
+    def end(self, usage: Usage | None) -> bytes:
+        """The last SSE bytes of a stream that did not fail; `usage` if `Options.include_usage`."""
+        ...
+
+    def error_event(self, error: ErrorRecord) -> bytes:
+        """The last SSE bytes of a stream that failed."""
+        ...
 
     def answer(self, choices: Sequence[ChoiceOutput], usage: Usage) -> bytes: ...
 

@@ -12,18 +12,19 @@ calls.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import msgspec
 from msgspec import UNSET
 
+from baton_protocol.errors import ErrorRecord
 from baton_protocol.link import Delta
 from baton_protocol.request import PositionLogprobs
-from baton_protocol.sampling import FinishReason
-from baton_router.nodes.pool_model import PoolModel
-from baton_router.openai.answer_parsing import AnswerParsing, ChoiceReader
+from baton_router.openai.answer_parsing import AnswerParsing
+from baton_router.openai.answer_pieces import AnswerPieces, text_of
 from baton_router.openai.answers import (
+    DONE,
     CalledFunction,
     ChatChoice,
     ChatChunkChoice,
@@ -34,51 +35,34 @@ from baton_router.openai.answers import (
     ChatLogprobs,
     ChatMessage,
     CommonFields,
+    ErrorAnswer,
     FunctionDelta,
     ToolCall,
     ToolCallDelta,
     Usage,
     event,
 )
-from baton_router.openai.call import Json, Options, Prompt, PromptIds, TextPrompt, Truncation
+from baton_router.openai.call import Json, Options, PromptIds, Truncation
 from baton_router.openai.choice_output import ChoiceOutput, prompt_positions
+from baton_router.openai.conversation import Conversation
+from baton_router.openai.dialect import Dialect
 from baton_router.openai.fields.chat import ChatFields
 from baton_router.openai.fields.table import gives, read_fields
 from baton_router.openai.json_body import decode_object
 from baton_router.openai.logprobs import chat_logprobs, prompt_logprobs, shown_logprobs
-from baton_router.openai.reasoning import RequestedReasoning, requested_reasoning
+from baton_router.openai.reasoning import requested_reasoning
 from baton_router.openai.sampling import limit_field, sampling_values
 from baton_router.openai.stream_usage import StreamUsage
-from baton_router.openai.structured_output import RequestedGrammar
-from baton_router.openai.tools import RequestedTools, calls_size, requested_tools
-from baton_text.parsers.parser import Piece, PieceKind
+from baton_router.openai.tools import requested_tools
+from baton_text.parsers.parser import Piece
 from baton_text.tokenizer import Tokenizer
-
-MESSAGE_CHARS = 30  # cost of rendering a message, in characters
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ChatCall:
-    """A parsed chat body. `echoed` is the text put before each choice's generated text.
-    `special_tokens_requested`: the client set `skip_special_tokens`."""
+class ChatCall(Conversation):
+    """A parsed chat body. `echoed` is the text put before each choice's generated text."""
 
-    options: Options
-    sampling: Json
-    bad_words: tuple[str, ...]
-    special_tokens_requested: bool
-    grammar: RequestedGrammar | None
-    tools: RequestedTools | None
-    reasoning: RequestedReasoning
-    messages: list[Json]
-    template_kwargs: Json
-    add_generation_prompt: bool
-    add_special_tokens: bool
-    continues_prompt: bool
-    truncation: Truncation | None
-    priority: int
-    echoed: str
-    names: Mapping[str, str]
-    default_max_tokens: int | None = None
+    echoed: str = ""
 
     @classmethod
     def parse(cls, data: bytes | bytearray) -> ChatCall:
@@ -119,40 +103,6 @@ class ChatCall:
             echoed=last["content"] if echoes else "",
         )
 
-    @property
-    def rendered(self) -> int:
-        documents = self.template_kwargs.get("documents")
-        return (
-            sum(
-                MESSAGE_CHARS + len(message["content"]) + calls_size(f"messages[{at}]", message)
-                for at, message in enumerate(self.messages)
-            )
-            + (len(msgspec.json.encode(documents)) if documents else 0)
-            + (0 if self.tools is None else self.tools.size)
-        )
-
-    def forget_prompts(self) -> None:
-        self.messages.clear()
-        self.template_kwargs.clear()
-
-    def prompts(self, model: PoolModel) -> list[Prompt]:
-        text = model.template.render(
-            self.messages,
-            add_generation_prompt=self.add_generation_prompt,
-            continue_final_message=self.continues_prompt,
-            tools=None if self.tools is None else self.tools.template_forms(),
-            **{**self.reasoning.kwargs, **self.template_kwargs},
-        )
-        return [TextPrompt(text, self.add_special_tokens)]
-
-    def parsing(self, model: PoolModel, prompts: Sequence[Prompt]) -> AnswerParsing | None:
-        [prompt] = prompts
-        assert isinstance(prompt, TextPrompt), "a template makes text"
-        final = self.messages[-1]["content"] if self.continues_prompt else None
-        return AnswerParsing.for_chat(
-            model, self.tools, self.reasoning, self.grammar, prompt.text, final
-        )
-
     def shape(
         self,
         common: CommonFields,
@@ -162,7 +112,7 @@ class ChatCall:
     ) -> ChatShape:
         if parsing is None or not self.sampling["detokenize"]:
             return ChatShape(self, common, prompts[0])
-        return ParsedChatShape(self, common, prompts[0], tokenizer, parsing)
+        return ParsedChatShape(self, common, prompts[0], self.pieces(common, tokenizer, parsing))
 
 
 class ChatShape:
@@ -217,10 +167,15 @@ class ChatShape:
             chunk.usage = self._usage.usage_of(index)
         return event(chunk)
 
-    def usage_event(self, usage: Usage) -> bytes:
+    def end(self, usage: Usage | None) -> bytes:
+        if usage is None:
+            return DONE
         chunk = self._chunk
         chunk.choices, chunk.usage, chunk.prompt_token_ids = [], usage, UNSET
-        return event(chunk)
+        return event(chunk) + DONE
+
+    def error_event(self, error: ErrorRecord) -> bytes:
+        return event(ErrorAnswer.of(error))
 
     def answer(self, choices: Sequence[ChoiceOutput], usage: Usage) -> bytes:
         scores = None
@@ -266,104 +221,79 @@ class ParsedChatShape(ChatShape):
         call: ChatCall,
         common: CommonFields,
         prompt_ids: Sequence[int],
-        tokenizer: Tokenizer,
-        parsing: AnswerParsing,
+        pieces: AnswerPieces,
     ) -> None:
         super().__init__(call, common, prompt_ids)
-        self._tokenizer = tokenizer
-        self._parsing = parsing
-        self._readers: dict[int, ChoiceReader] = {}
-        chosen, skips = call.special_tokens_requested, call.sampling["skip_special_tokens"]
-        self._sees_markers = not (parsing.reads_special and chosen and skips)
-        # The text has special tokens only for the parser, and the client wants its stop included.
-        self._hides_end = (
-            parsing.reads_special
-            and not call.special_tokens_requested
-            and call.sampling["include_stop_str_in_output"]
-        )
+        self._pieces = pieces
 
     def event(self, index: int, delta: Delta) -> bytes:
         self._usage.count_delta(index, delta)
-        reader, finish = self._reader(index), delta.finish
-        text = self._shown(delta.text, delta.ids, finish)
-        shown = _delta_of(reader, reader.read_text(text, ended=finish is not None))
+        finish = delta.finish
+        shown = self._delta(index, self._pieces.of_delta(index, delta))
         if shown is None:
             if not (finish or self._ids or self._logprobs is not None):
                 return b""
             shown = ChatDelta()
-        return self._event(index, delta, shown, self._finish(reader, finish) if finish else None)
+        ended = self._pieces.finish(index, finish) if finish else None
+        return self._event(index, delta, shown, ended)
 
     def _message(self, index: int, choice: ChoiceOutput) -> tuple[ChatMessage, ChatFinish]:
-        reader, finish = self._reader(index), choice.finish_reason
-        pieces = reader.read_text(self._shown(choice.text, choice.ids, finish), ended=True)
-        content = self._echoed + _text_of(pieces, "content")
-        reasoning = _text_of(pieces, "reasoning")
-        calls = _calls_of(reader, pieces)
+        pieces = self._pieces.of_choice(index, choice)
+        content = self._echoed + text_of(pieces, "content")
+        reasoning = text_of(pieces, "reasoning")
+        calls = self._calls(index, pieces)
         message = ChatMessage(
             role="assistant",
             content=content if content or not (calls or reasoning) else None,
             refusal=None,
             tool_calls=calls or UNSET,
         )
-        if self._parsing.reasoning_parser is not None:
+        if self._pieces.separates_reasoning:
             message.reasoning_content = message.reasoning = reasoning or None
-        return message, self._finish(reader, finish)
+        return message, self._pieces.finish(index, choice.finish_reason)
 
-    def _reader(self, index: int) -> ChoiceReader:
-        reader = self._readers.get(index)
-        if reader is None:
-            reader = self._readers[index] = ChoiceReader(
-                self._parsing, f"{self._common.id}/{index}", sees_markers=self._sees_markers
-            )
-        return reader
+    def _delta(self, index: int, pieces: Sequence[Piece]) -> ChatDelta | None:
+        """The content of an event for these pieces; None without pieces."""
+        if not pieces:
+            return None
+        shown = ChatDelta()
+        calls: dict[int, ToolCallDelta] = {}
+        for kind, text, number in pieces:
+            if kind == "content":
+                shown.content = (shown.content or "") + text
+            elif kind == "reasoning":
+                shown.reasoning = shown.reasoning_content = (shown.reasoning or "") + text
+            elif kind == "call":
+                calls[number] = ToolCallDelta(
+                    index=number,
+                    id=self._pieces.call_id(index, number),
+                    type="function",
+                    function=FunctionDelta(name=text, arguments=""),
+                )
+            elif number in calls:
+                calls[number].function.arguments += text
+            else:
+                calls[number] = ToolCallDelta(index=number, function=FunctionDelta(arguments=text))
+        if calls:
+            shown.tool_calls = list(calls.values())
+        return shown
 
-    def _finish(self, reader: ChoiceReader, finish: FinishReason) -> ChatFinish:
-        if finish != "stop" or not self._parsing.calls_end:
-            return finish
-        return "tool_calls" if reader.has_whole_calls else finish
-
-    def _shown(self, text: str, ids: Sequence[int], finish: FinishReason | None) -> str:
-        """The text, without its final special token if the client sees no special tokens."""
-        if self._hides_end and finish == "stop" and ids and ids[-1] in self._tokenizer.special_ids:
-            return text.removesuffix(self._tokenizer.token_text(ids[-1]))
-        return text
-
-
-def _delta_of(reader: ChoiceReader, pieces: Sequence[Piece]) -> ChatDelta | None:
-    """The content of an event for these pieces; None without pieces."""
-    if not pieces:
-        return None
-    shown = ChatDelta()
-    calls: dict[int, ToolCallDelta] = {}
-    for kind, text, number in pieces:
-        if kind == "content":
-            shown.content = (shown.content or "") + text
-        elif kind == "reasoning":
-            shown.reasoning = shown.reasoning_content = (shown.reasoning or "") + text
-        elif kind == "call":
-            function = FunctionDelta(name=text, arguments="")
-            calls[number] = ToolCallDelta(
-                index=number, id=reader.call_id(number), type="function", function=function
-            )
-        elif number in calls:
-            calls[number].function.arguments += text
-        else:
-            calls[number] = ToolCallDelta(index=number, function=FunctionDelta(arguments=text))
-    if calls:
-        shown.tool_calls = list(calls.values())
-    return shown
+    def _calls(self, index: int, pieces: Sequence[Piece]) -> list[ToolCall]:
+        calls: list[ToolCall] = []
+        for kind, text, number in pieces:
+            if kind == "call":
+                function = CalledFunction(name=text, arguments="")
+                call_id = self._pieces.call_id(index, number)
+                calls.append(ToolCall(id=call_id, type="function", function=function))
+            elif kind == "arguments":
+                calls[number].function.arguments += text
+        return calls
 
 
-def _text_of(pieces: Sequence[Piece], kind: PieceKind) -> str:
-    return "".join(piece.text for piece in pieces if piece.kind == kind)
-
-
-def _calls_of(reader: ChoiceReader, pieces: Sequence[Piece]) -> list[ToolCall]:
-    calls: list[ToolCall] = []
-    for kind, text, number in pieces:
-        if kind == "call":
-            function = CalledFunction(name=text, arguments="")
-            calls.append(ToolCall(id=reader.call_id(number), type="function", function=function))
-        elif kind == "arguments":
-            calls[number].function.arguments += text
-    return calls
+CHAT = Dialect(
+    route="/v1/chat/completions",
+    endpoint="chat",
+    operation="chat",
+    prefix="chatcmpl-",
+    parse=ChatCall.parse,
+)

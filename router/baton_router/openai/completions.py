@@ -25,22 +25,26 @@ from functools import cached_property
 import msgspec
 from msgspec import UNSET
 
+from baton_protocol.errors import ErrorRecord
 from baton_protocol.link import Delta
 from baton_protocol.request import PositionLogprobs, TokenLogprob
 from baton_router.nodes.pool_model import PoolModel
 from baton_router.openai.answer_parsing import AnswerParsing
 from baton_router.openai.answers import (
+    DONE,
     CommonFields,
     Completion,
     CompletionChoice,
     CompletionChunk,
     CompletionChunkChoice,
     CompletionLogprobs,
+    ErrorAnswer,
     Usage,
     event,
 )
 from baton_router.openai.call import Json, Options, Prompt, PromptIds, TextPrompt, Truncation
 from baton_router.openai.choice_output import ChoiceOutput, prompt_positions
+from baton_router.openai.dialect import Dialect
 from baton_router.openai.fields.completions import CompletionFields
 from baton_router.openai.fields.table import gives, read_fields
 from baton_router.openai.json_body import decode_object
@@ -252,9 +256,14 @@ class CompletionShape:
             self._chunk.usage = self._usage.usage_of(index)
         return event(self._chunk)
 
-    def usage_event(self, usage: Usage) -> bytes:
+    def end(self, usage: Usage | None) -> bytes:
+        if usage is None:
+            return DONE
         self._chunk.choices, self._chunk.usage = [], usage
-        return event(self._chunk)
+        return event(self._chunk) + DONE
+
+    def error_event(self, error: ErrorRecord) -> bytes:
+        return event(ErrorAnswer.of(error))
 
     def answer(self, choices: Sequence[ChoiceOutput], usage: Usage) -> bytes:
         shown: list[CompletionChoice] = []
@@ -340,3 +349,12 @@ class CompletionShape:
             return completion_logprobs(positions, top, own, as_id=as_ids)
         whole, all_offsets = [*scores, *positions], [*echo.offsets, *own]
         return completion_logprobs(whole, top, all_offsets, echo.first, as_ids)
+
+
+COMPLETIONS = Dialect(
+    route="/v1/completions",
+    endpoint="completions",
+    operation="text_completion",
+    prefix="cmpl-",
+    parse=CompletionCall.parse,
+)

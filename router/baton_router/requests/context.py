@@ -17,6 +17,7 @@ from baton_protocol.store import Exact, exact_together
 from baton_protocol.traces import Place
 from baton_router.auth import Tenant
 from baton_router.openai.answers import Usage
+from baton_router.openai.dialect import Dialect
 from baton_router.requests.in_flight import InFlightRequest
 
 PLACEMENTS_SHOWN = 16
@@ -29,7 +30,7 @@ class RequestContext:
     """What is known of one HTTP request.
 
     `id` is the router's own id, `client_id` the client's `x-request-id` ("" without one). `started`
-    is a time of the handler's clock, `came` the same in Unix seconds. `endpoint` is "" for a route
+    is a time of the handler's clock, `came` the same in Unix seconds. `dialect` is None for a route
     that generates nothing. `trace` is its position in a trace, if traced. `tenant` is set before
     any handler that needs it. `waits` says why the call is still held. `failure` is the error that
     the client got, possibly inside a stream whose status was already sent.
@@ -40,7 +41,7 @@ class RequestContext:
 
     id: str
     started: float
-    endpoint: str = ""
+    dialect: Dialect | None = None
     client_id: str = ""
     came: float = field(default_factory=time.time)
     trace: Place | None = None
@@ -50,6 +51,16 @@ class RequestContext:
     generates: bool = True
     ttft_s: float | None = None
     failure: ErrorRecord | None = None
+
+    @property
+    def endpoint(self) -> str:
+        """The name of the route in metrics, logs and explanations; "" if it generates nothing."""
+        return self.dialect.endpoint if self.dialect is not None else ""
+
+    @property
+    def operation(self) -> str:
+        """OpenTelemetry's name of what the route does."""
+        return self.dialect.operation if self.dialect is not None else ""
 
     @property
     def shown_id(self) -> str:

@@ -15,6 +15,7 @@ from baton_protocol.errors import NotFound
 from baton_protocol.link import JobFailed, RequestStats, RunJob
 from baton_router.auth import Tenant
 from baton_router.observability.explanation import ExplanationHistory, encode_explanation
+from baton_router.openai.chat import CHAT
 from baton_router.requests.context import RequestContext
 from tests.router import pools
 from tests.support.nodes.fake_node import FakeNode
@@ -253,7 +254,7 @@ def make_history(max_requests: int, max_bytes: int = 1 << 20) -> ExplanationHist
 
 
 def make_context(name: str, tenant: str | None = "") -> RequestContext:
-    return RequestContext(name, 1.0, "chat", tenant=Tenant(tenant) if tenant is not None else None)
+    return RequestContext(name, 1.0, CHAT, tenant=Tenant(tenant) if tenant is not None else None)
 
 
 def test_an_admin_may_read_every_tenant_s_requests() -> None:

@@ -14,6 +14,7 @@ from baton_protocol.ids import RequestId
 from baton_protocol.link import Delta
 from baton_protocol.sampling import FinishReason
 from baton_router.openai.answers import (
+    DONE,
     ChatCompletionChunk,
     CommonFields,
     CompletionChunk,
@@ -90,7 +91,7 @@ def test_only_the_first_event_of_a_choice_has_its_role_and_the_prompt() -> None:
 def test_the_usage_event_has_no_choices_and_no_prompt_token_ids() -> None:
     for shape, kind in ((completion(), CompletionChunk), (chat(), ChatCompletionChunk)):
         shape.event(0, delta("a"))
-        chunk = decoded(shape.usage_event(Usage.of(7, 2, cached=3)), kind)
+        chunk = decoded(shape.end(Usage.of(7, 2, cached=3)).removesuffix(DONE), kind)
         assert (chunk.choices, chunk.usage.total_tokens, chunk.usage.cached_tokens) == ([], 9, 3)
         assert "prompt_token_ids" not in msgspec.structs.asdict(chunk) or (
             chunk.prompt_token_ids is UNSET

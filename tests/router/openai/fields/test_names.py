@@ -12,7 +12,13 @@ import pytest
 from baton_protocol.errors import InvalidRequest
 from baton_protocol.link import DrainNode, ResumeNode, RunJob
 from baton_router.http.drain import parse_drain
-from baton_router.http.field_docs import COMMAND, TABLES, documented_fields, with_table
+from baton_router.http.field_docs import (
+    COMMAND,
+    SECTIONS,
+    documented_fields,
+    sections_of,
+    with_tables,
+)
 from baton_router.openai.fields.kinds import integer, text
 from baton_router.openai.fields.table import (
     FieldTable,
@@ -27,7 +33,7 @@ from baton_router.openai.fields.table import (
 from tests.router.openai.bodies import USER, Json, chat, completion, refusal
 from tests.support.nodes.fake_node import FakeNode
 
-PAGE = Path(__file__).parents[4] / "docs" / "api.md"
+DOCS = Path(__file__).parents[4] / "docs"
 
 
 def drain(**fields: Any) -> None:
@@ -92,7 +98,7 @@ def test_an_unsupported_field_is_not_suggested_for_a_misspelled_one() -> None:
     assert "logits_processor" not in refusal(chat, logits_process=[]).message[30:]
 
 
-@pytest.mark.parametrize("table", TABLES.values())
+@pytest.mark.parametrize("table", [table for each in SECTIONS.values() for table in each.values()])
 def test_each_refusal_says_what_to_do(table: type[FieldTable]) -> None:
     for name in table.REFUSED:
         with pytest.raises(InvalidRequest, match=r"leave it out$"):
@@ -136,10 +142,13 @@ def test_a_table_collects_the_rows_and_rules_of_its_bases() -> None:
     assert schema["allOf"] == [{"description": "no days in Oslo"}]
 
 
-def test_the_api_page_contains_the_generated_table() -> None:
-    page = PAGE.read_text()
-    assert page == with_table(page), f"the table in docs/api.md is outdated; run: {COMMAND}"
-    assert all(documented.definitions for documented in documented_fields())
+def test_the_pages_contain_the_generated_tables() -> None:
+    pages = [path.read_text() for path in DOCS.glob("*.md")]
+    assert sorted(section for page in pages for section in sections_of(page)) == sorted(SECTIONS)
+    for page in pages:
+        assert page == with_tables(page), f"a table of fields is outdated; run: {COMMAND}"
+    for section in SECTIONS:
+        assert all(documented.definitions for documented in documented_fields(section))
 
 
 @pytest.mark.integration
