@@ -306,6 +306,7 @@ class Delta(msgspec.Struct, frozen=True, omit_defaults=True, gc=False):
     `finish` is set on the choice's last delta; `stop` is the stop string or id that ended the
     choice, if one did. `stats` is set on the request's last delta. `prompt_logprobs` (one per
     prompt token, from the second on) is set on the first delta of a request that asks for them.
+    `vector` answers a pooling request, in its only delta: float32 numbers, little-endian.
 
     gc=False: a Delta cannot be part of a reference cycle, so the garbage collector skips it.
     """
@@ -321,6 +322,7 @@ class Delta(msgspec.Struct, frozen=True, omit_defaults=True, gc=False):
     stop: str | int | None = None
     stats: RequestStats | None = None
     prompt_logprobs: tuple[PositionLogprobs, ...] = ()
+    vector: bytes = b""
 
 
 class Deltas(msgspec.Struct, frozen=True, tag="deltas"):

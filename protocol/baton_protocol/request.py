@@ -9,6 +9,7 @@ from __future__ import annotations
 import msgspec
 
 from baton_protocol.ids import RequestId
+from baton_protocol.pooling import PoolingParams
 from baton_protocol.sampling import SamplingParams
 
 
@@ -28,7 +29,8 @@ class Request(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     `continues_prompt` is True if the answer's text continues the prompt's text, as in a completion;
     a chat message starts a new text. `salt` and `adapter` enter the block hashes. The router
     derives the salt from the API key; nothing sets an adapter, as no engine has any. An engine with
-    the policy `priority` runs requests with a lower `priority` first.
+    the policy `priority` runs requests with a lower `priority` first. A request with `pooling` gets
+    one vector instead of tokens; only nodes whose report says `pooling` run it.
     """
 
     id: RequestId
@@ -43,6 +45,7 @@ class Request(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     traceparent: str = ""
     continues_prompt: bool = False
     priority: int = 0
+    pooling: PoolingParams | None = None
 
 
 class TokenLogprob(msgspec.Struct, frozen=True, omit_defaults=True):

@@ -33,6 +33,7 @@ from baton_protocol.figures import (
 from baton_protocol.ids import Epoch, Fingerprint, RequestId
 from baton_protocol.layout import KVLayout
 from baton_protocol.metrics import MetricSpec
+from baton_protocol.pooling import Pooling
 from baton_protocol.sampling import MAX_LOGPROBS
 
 Role = Literal["prefill", "decode"]
@@ -450,7 +451,7 @@ class NodeReport(msgspec.Struct, frozen=True, kw_only=True):
     the dtype of its weights, or how they are quantized ("": unknown or none). `max_logprobs` is how
     many likely tokens a request may ask for at a position. A node that is `asleep` drains, and its
     engine has given its memory back. One that `wakes` is asleep, or about to be, until a router
-    needs it.
+    needs it. `pooling` is what its model answers with if it generates no tokens.
     """
 
     node: Name
@@ -481,6 +482,7 @@ class NodeReport(msgspec.Struct, frozen=True, kw_only=True):
     max_logprobs: Count = MAX_LOGPROBS
     asleep: bool = False
     wakes: bool = False
+    pooling: Pooling = ""
 
     @property
     def serves(self) -> bool:
