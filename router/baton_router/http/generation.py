@@ -12,7 +12,7 @@ from __future__ import annotations
 import random
 from collections.abc import Callable
 from contextlib import nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 
 from aiohttp import web
@@ -38,6 +38,7 @@ from baton_router.openai.dialect import Dialect
 from baton_router.requests.context import RequestContext
 from baton_router.requests.dispatcher import Dispatcher
 from baton_router.requests.tokenize import prepare
+from baton_router.requests.turns import Turns
 from baton_router.settings import RouterSettings
 
 
@@ -62,6 +63,7 @@ class GenerationRoutes:
     observers: Observers
     rng: random.Random
     clock: Callable[[], float]
+    turns: Turns = field(default_factory=Turns)
     draining: bool = False
     answering: int = 0
 
@@ -156,6 +158,7 @@ class GenerationRoutes:
         assert context.tenant is not None, "the middleware sets the tenant"
         assert context.dialect is not None, "a route that generates has a dialect"
         waits_until = await self.intake.cold_start.hold_call(call, context, events)
+        await self.turns.take()
         serving = self.fleet.offers.choose(call.options.model)
         # Time on hold does not count towards the deadline: a node may load for minutes.
         deadline = self.clock() + self.settings.request_timeout_s
