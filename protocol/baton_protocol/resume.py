@@ -26,7 +26,8 @@ class ResumeHead(msgspec.Struct, frozen=True, kw_only=True):
     """How a stream began. `route` and `body` are those of the client's call, `model` the name it
     answers under, `created` its time in Unix seconds. `request` has the seed and no outputs; its id
     names the stream, and nodes of `kind` can run it. The stream outlives its client by `seconds`.
-    """
+    `most_cached` is how many tokens of the prompt its first node did not have to compute, as
+    predicted; None if it had no node yet."""
 
     route: Text
     body: bytes
@@ -35,6 +36,7 @@ class ResumeHead(msgspec.Struct, frozen=True, kw_only=True):
     created: Count
     seconds: Count
     request: Request
+    most_cached: int | None = None
 
 
 class KeptDelta(msgspec.Struct, frozen=True, array_like=True, gc=False):
@@ -61,22 +63,23 @@ class ResumeEntry(msgspec.Struct, frozen=True, array_like=True, gc=False):
 @dataclass(slots=True)
 class ResumeState:
     """What the entries of a stream amount to. `outputs` holds the ids of each choice, `deltas` all
-    that the client may have, in order."""
+    that the client may have, in order. `most_cached` is the head's."""
 
     outputs: list[list[int]]
     finished: set[int] = field(default_factory=set)
     deltas: list[Delta] = field(default_factory=list)
     cached: int | None = None
+    most_cached: int | None = None
     has_prompt_logprobs: bool = False
     error: ErrorRecord | None = None
 
     @classmethod
-    def of(cls, request: Request, entries: Sequence[ResumeEntry]) -> ResumeState:
-        """Raise ValueError for entries that are not of this request."""
-        state = cls([[] for _ in range(request.params.n)])
+    def of(cls, head: ResumeHead, entries: Sequence[ResumeEntry]) -> ResumeState:
+        """Raise ValueError for entries that are not of this stream."""
+        state = cls([[] for _ in range(head.request.params.n)], most_cached=head.most_cached)
         for entry in entries:
             for kept in entry.deltas:
-                state._add(request, kept)
+                state._add(head.request, kept)
             state.cached = entry.cached if entry.cached is not None else state.cached
             state.error = state.error or entry.error
         return state
