@@ -38,6 +38,11 @@ class ResumeHead(msgspec.Struct, frozen=True, kw_only=True):
     request: Request
     most_cached: int | None = None
 
+    def with_request(self, request: Request) -> ResumeHead:
+        """This head with what nodes are sent now. Salt and trace are the router's own."""
+        kept = msgspec.structs.replace(request, id=self.request.id, salt="", traceparent="")
+        return msgspec.structs.replace(self, request=kept)
+
 
 class KeptDelta(msgspec.Struct, frozen=True, array_like=True, gc=False):
     """What a Delta adds to its choice; its offset follows from the deltas before it."""

@@ -58,6 +58,14 @@ for i, a in ipairs(cmsgpack.unpack(ARGV[1])) do
 end
 return results
 """
+# KEYS: the stream's hash. ARGV: fence, head, lifetime in ms.
+_BEGIN = """
+local fence = redis.call('HGET', KEYS[1], 'fence')
+if fence and fence ~= ARGV[1] then return -1 end
+redis.call('HSET', KEYS[1], 'fence', ARGV[1], 'head', ARGV[2])
+redis.call('PEXPIRE', KEYS[1], ARGV[3])
+return 1
+"""
 # KEYS: the stream's hash, its list. ARGV: lifetime in ms.
 _CLAIM = """
 if redis.call('EXISTS', KEYS[1]) == 0 then return false end
@@ -93,6 +101,7 @@ class ResumeLog(ClosesItself):
         self._prefix = resumes_key(pool)
         self._client = AsyncClient(parse_endpoint(url), timeout_s=timeout_s, max_connections=4)
         self._append = self._client.redis.register_script(_APPEND)
+        self._begin = self._client.redis.register_script(_BEGIN)
         self._claim = self._client.redis.register_script(_CLAIM)
         self._heads: Codec[ResumeHead] = Codec(ResumeHead)
         self._entries: Codec[ResumeEntry] = Codec(ResumeEntry)
@@ -106,13 +115,13 @@ class ResumeLog(ClosesItself):
     def encode(self, entry: ResumeEntry) -> bytes:
         return self._entries.encode(entry)
 
-    async def create(self, id: str, head: bytes, lifetime_ms: int) -> None:
-        """Begin the stream with FIRST_FENCE, or replace the head of one without entries."""
-        key = self._prefix + id.encode()
-        pipeline = self._client.redis.pipeline(transaction=True)
-        pipeline.hset(key, mapping={"fence": FIRST_FENCE, "head": head})
-        pipeline.pexpire(key, lifetime_ms)
-        await self._client.call(pipeline.execute())
+    async def begin(self, id: str, fence: int, head: bytes, lifetime_ms: int) -> int:
+        """Begin a stream with FIRST_FENCE, or replace the head of an own one. Return KEPT or
+        FENCED."""
+        result: int = await self._client.call(
+            self._begin(keys=[self._prefix + id.encode()], args=[fence, head, lifetime_ms])
+        )
+        return result
 
     async def append(self, appends: Sequence[Append]) -> list[int]:
         """Apply the appends in order. Return KEPT, GONE (expired or lost) or FENCED for each."""

@@ -184,8 +184,7 @@ class Answer:
             uncached = record.attempts[0].placement.uncached
             most_cached = len(record.request.prompt_ids) - uncached
         return msgspec.structs.replace(
-            kept.head,
-            request=record.request,
+            kept.head.with_request(record.request),
             kind=serving.kind,
             model=serving.name,
             most_cached=most_cached,

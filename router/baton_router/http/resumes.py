@@ -66,10 +66,10 @@ class Resumes:
         """Raise InvalidRequest for a call that cannot be kept."""
         if not call.options.stream:
             raise _invalid(f"{RESUME_HEADER} keeps streams; add stream, or leave the header out")
-        if not call.options.generates or call.sampling.get("use_beam_search"):
+        if not call.options.generates:
             raise _invalid(
-                f"{RESUME_HEADER} keeps answers that come token by token, which neither a beam"
-                " search nor a call about its prompt does; leave the header out"
+                f"{RESUME_HEADER} keeps generated tokens, and the call only asks about its prompt;"
+                " leave the header out"
             )
 
     def new_stream(self, wish: Wish, prepared: list[Prepared]) -> KeptStream:
@@ -96,7 +96,7 @@ class Resumes:
             seconds=wish.seconds,
             request=item.request,
         )
-        return KeptStream(self._writer, head)
+        return KeptStream(self._writer, head.with_request(item.request))
 
     async def find(self, id: str, tenant: str, route: str | None) -> ResumeHead:
         """How the tenant's stream began. Raise NotFound, also if it is another tenant's, or if it

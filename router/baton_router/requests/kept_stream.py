@@ -72,20 +72,24 @@ class KeptStream:
         return self.state == "kept" and not self._position
 
     async def begin(self, head: ResumeHead) -> None:
-        """Keep how the stream began; again, if that changed before the first entry."""
-        if self.state == "kept" and (self._position or head == self.head):
+        """Keep how the stream began; again, if that has changed and there is no entry yet."""
+        begins = self.state == "new"
+        if not begins and head == self.head:
             return
         self.head = head
         data = self._writer.log.encode_head(head)
-        if self.state != "new" or not self._writer.has_room(len(data)):
+        if begins and not self._writer.has_room(len(data)):
             self._end("lost")
             return
         try:
-            await self._writer.log.create(self.id, data, self._lifetime_ms)
+            result = await self._writer.log.begin(self.id, self._fence, data, self._lifetime_ms)
         except StoreUnavailable:
             self._end("lost")
             return
-        self._become_kept(len(data))
+        if result != KEPT:
+            self._end("taken")
+        elif begins:
+            self._become_kept(len(data))
 
     async def keep(self, batch: Batch, cached: int | None, data: bytes) -> bytes:
         """The events in `data`, which follow from the batch, and those held before, once they are
@@ -162,7 +166,7 @@ class KeptStream:
         if self.state == "new":
             self.state = "kept"
             self._writer.live[self.id] = self
-        self._count_bytes(size)
+            self._count_bytes(size)
 
     def _entry(self, batch: Batch, cached: int | None) -> bytes:
         if not batch:

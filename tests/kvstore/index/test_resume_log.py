@@ -9,7 +9,7 @@ import pytest
 from baton_kvstore.embedded.servers import EmbeddedStore
 from baton_kvstore.index.resume_log import FENCED, FIRST_FENCE, GONE, KEPT, Append, ResumeLog
 from baton_kvstore.keys import resumes_key
-from baton_protocol.ids import RequestId
+from baton_protocol.ids import Fingerprint, RequestId
 from baton_protocol.request import Request
 from baton_protocol.resume import KeptDelta, ResumeEntry, ResumeHead
 from baton_protocol.sampling import SamplingParams
@@ -25,7 +25,7 @@ HEAD = ResumeHead(
     route="/v1/completions",
     body=b'{"prompt":"\xc3\xa9"}',
     model="m",
-    kind=Kind("f", "t", "x"),
+    kind=Kind(Fingerprint("f"), "t", "x"),
     created=7,
     seconds=58,
     request=Request(
@@ -42,7 +42,7 @@ ENTRIES = [ResumeEntry((KeptDelta(0, (at,), f"text {at}\n"),), cached=at) for at
 @pytest.fixture
 async def log(single: EmbeddedStore) -> AsyncIterator[ResumeLog]:
     async with ResumeLog(single.index_url, "pool", timeout_s=PATIENCE_S) as opened:
-        await opened.create(ID, opened.encode_head(HEAD), LIFE_MS)
+        assert await opened.begin(ID, FIRST_FENCE, opened.encode_head(HEAD), LIFE_MS) == KEPT
         yield opened
 
 
@@ -67,6 +67,8 @@ async def test_an_earlier_owner_changes_nothing(log: ResumeLog) -> None:
     assert claim is not None
     delete = Append(ID, FIRST_FENCE, -1, LIFE_MS, b"")
     assert await log.append([append(log, 1), delete]) == [FENCED, FENCED]
+    assert await log.begin(ID, FIRST_FENCE, b"", LIFE_MS) == FENCED
+    assert await log.begin(ID, claim.fence, log.encode_head(HEAD), LIFE_MS) == KEPT
     assert await log.append([append(log, 1, claim.fence)]) == [KEPT]
     again = await log.claim(ID, LIFE_MS)
     assert again is not None
