@@ -97,6 +97,12 @@ def pin_key(pool: str, id: str) -> bytes:
     return f"p1:{pool}:{id}".encode()
 
 
+def resumes_key(pool: str) -> bytes:
+    """index: the prefix of the keys of the pool's resumable streams. The stream's id ends the name
+    of a hash with its beginning and its owner; `:log` after it names the list of its entries."""
+    return f"r1:{pool}:".encode()
+
+
 def ttl_ms(depth: int, base_s: float = DEFAULT_TTL_S, kept_until: int = 0) -> int:
     """Return the lifetime in milliseconds of the chunk at index `depth` of its chain (0: the head).
 

@@ -159,6 +159,14 @@ class RequestSettings:
         least=0.1,
         flag="--keepalive",
     )
+    max_resume_s: float = option(
+        600.0,
+        "maximum seconds that a stream with the header x-baton-resume outlives its client; 0:"
+        " none does",
+        metavar="SECONDS",
+        least=0,
+        flag="--max-resume",
+    )
     allowed_hosts: tuple[str, ...] = option(
         (),
         "host names under which clients reach the router, with or without a port; * for all."

@@ -18,17 +18,21 @@ from aiohttp import web
 
 from baton_protocol.errors import DeadlineExceeded, ErrorRecord, SlowClient
 from baton_protocol.link import Delta
+from baton_protocol.resume import ResumeHead
 from baton_router.http.answer_encoder import AnswerEncoder
-from baton_router.http.event_stream import WAITING, EventStream
+from baton_router.http.event_stream import EventStream
+from baton_router.http.headers import RESUME_HEADER
 from baton_router.http.prompt_starter import PromptStarter
 from baton_router.http.stopwatch import Stopwatch
 from baton_router.requests.context import RequestContext
+from baton_router.requests.kept_stream import TAKEN, KeptStream
 from baton_router.requests.output_queue import Batch, OutputQueue
 from baton_router.settings import RouterSettings
 
 T = TypeVar("T")
 # Limit beyond what kernel and transport buffer (some MB). An unread token takes about 0.3 kB.
 UNREAD_TOKENS = 4096
+LONG_REPLAY = 1024  # deltas; writing their events again takes 5 ms
 UNREAD_PER_CHOICE = 64  # all choices of a call produce tokens at once
 
 
@@ -36,7 +40,8 @@ class Answer:
     """Owns all that runs for one answer: the starter of its prompts, their output, and the timers
     of its deadline and of a slow client. Call stream() or whole() once; they end what is left.
 
-    `events` is the stream that stream() writes; None for an answer in one piece."""
+    `events` is the stream that stream() writes; None for an answer in one piece. `kept` is set for
+    a stream that can be resumed."""
 
     def __init__(
         self,
@@ -48,6 +53,7 @@ class Answer:
         watch: Stopwatch,
         settings: RouterSettings,
         clock: Callable[[], float],
+        kept: KeptStream | None = None,
     ) -> None:
         self._starter = starter
         self._encoder = encoder
@@ -56,6 +62,7 @@ class Answer:
         self._watch = watch
         self._settings = settings
         self._clock = clock
+        self._kept = kept
         max_unread = None  # an answer in one piece buffers nothing for its client
         if events is not None:
             events.error_event = encoder.error_event
@@ -98,6 +105,8 @@ class Answer:
         """Stream the answer. Raise RequestFailed after writing everything before the failure."""
         events = self._events
         assert events is not None, "an answer that streams has a stream"
+        if self._kept is not None:
+            await self._begin_kept(self._kept, events)
         while True:
             data, more = await self._next_bytes(events.keepalive_s)
             if not more:
@@ -112,11 +121,18 @@ class Answer:
         try:
             batch = await self._next_batch(keepalive_s)
         except TimeoutError:
-            return WAITING, True
+            assert self._events is not None, "an answer that streams has a stream"
+            return self._events.waiting, True
         data = await self._encoder.encode(batch) if batch else b""
+        kept = self._kept
+        if kept is not None:
+            if kept.fresh:
+                await kept.begin(self._head_now(kept))
+            data = await kept.keep(batch, self._cached, data)
         if batch and not self._output.over:
             return data, True
-        return data + await self._encoder.encode_end(), False
+        end = await self._encoder.encode_end()
+        return data + (end if kept is None else kept.number(end)), False
 
     async def _next_batch(self, patience_s: float | None) -> Batch:
         batch = await self._output.next_batch(patience_s)
@@ -129,9 +145,58 @@ class Answer:
         """Write a batch at once, without waking the handler. False: the handler has to do it."""
         if not events.flows or self._encoder.is_slow(batch):
             return False
+        kept = self._kept
+        if kept is not None and (kept.held or kept.fresh or kept.state != "kept"):
+            return False
         self._watch.record_batch(batch)
-        events.push_event(self._encoder.encode_now(batch))
+        data = self._encoder.encode_now(batch)
+        if kept is None:
+            events.push_event(data)
+        else:
+            kept.keep_soon(batch, self._cached, data, events.push_if_flowing)
         return True
+
+    # --- a stream that can be resumed -------------------------------------------------------------
+
+    async def _begin_kept(self, kept: KeptStream, events: EventStream) -> None:
+        """Send the headers, so that the client has the request's id, and the known events."""
+        kept.on_taken = self._end_taken
+        known = b""
+        if kept.resumed is None:
+            await kept.begin(self._head_now(kept))
+        else:
+            batch: Batch = [(0, delta) for delta in kept.resumed.deltas]
+            if len(batch) > LONG_REPLAY:
+                known = await asyncio.to_thread(self._encoder.encode_now, batch)
+            elif batch:
+                known = self._encoder.encode_now(batch)
+            known = kept.replay(known)
+        seconds = kept.head.seconds if kept.state == "kept" else 0
+        events.headers = {RESUME_HEADER: f"{seconds}"}
+        await events.write_event(known)
+
+    def _head_now(self, kept: KeptStream) -> ResumeHead:
+        """The head as of now: a request without output may get another kind of nodes."""
+        [request] = self._context.in_flight
+        record, serving = request.record, request.prepared.serving
+        most_cached = None
+        if record.attempts:
+            uncached = record.attempts[0].placement.uncached
+            most_cached = len(record.request.prompt_ids) - uncached
+        return msgspec.structs.replace(
+            kept.head.with_request(record.request),
+            kind=serving.kind,
+            model=serving.name,
+            most_cached=most_cached,
+        )
+
+    @property
+    def _cached(self) -> int | None:
+        return self._context.in_flight[0].record.known_cached_tokens
+
+    def _end_taken(self) -> None:
+        self._starter.fail_requests(TAKEN)
+        self._output.put_error(TAKEN)
 
     # --- early ends -------------------------------------------------------------------------------
 
@@ -146,7 +211,11 @@ class Answer:
             "the client does not read the stream: more tokens are unread than the router "
             "buffers; read faster, or ask for an answer without `stream`"
         )
-        asyncio.get_running_loop().call_soon(self._fail, error.record())
+        loop = asyncio.get_running_loop()
+        if self._kept is not None and self._kept.state == "kept" and self._events is not None:
+            loop.call_soon(self._events.abort_connection)  # the client may come back for the rest
+        else:
+            loop.call_soon(self._fail, error.record())
 
     def _fail(self, error: ErrorRecord) -> None:
         """Fail the requests and the output. Cut off a client that does not read the error either;

@@ -6,7 +6,6 @@ In: the deltas of the call's requests. Out: bytes. What takes long runs in a thr
 from __future__ import annotations
 
 import asyncio
-import time
 from collections.abc import Sequence
 from functools import partial
 
@@ -22,10 +21,18 @@ from baton_router.requests.prepared import Prepared
 
 
 class AnswerEncoder:
-    """Encode only after the context has requests in flight."""
+    """Encode only after the context has requests in flight. The answer's id derives from `base_id`;
+    `created` is in Unix seconds."""
 
     def __init__(
-        self, dialect: Dialect, call: Call, prepared: Sequence[Prepared], context: RequestContext
+        self,
+        dialect: Dialect,
+        call: Call,
+        prepared: Sequence[Prepared],
+        context: RequestContext,
+        *,
+        base_id: str,
+        created: int,
     ) -> None:
         self._dialect = dialect
         self._call = call
@@ -34,8 +41,8 @@ class AnswerEncoder:
         self._params = prepared[0].request.params
         self._scored = self._params.prompt_logprobs is not None
         self._context = context
-        self._id = dialect.prefix + context.id
-        self._created = int(time.time())
+        self._id = dialect.prefix + base_id
+        self._created = created
         self._shape: Shape | None = None
         self._collected = [ChoiceOutput() for _ in range(self._params.n * len(prepared))]
 

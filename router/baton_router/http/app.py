@@ -31,7 +31,7 @@ from baton_router.http.headers import EXACT_HEADER, ID_HEADER, OWN_ID_HEADER, PL
 from baton_router.http.json_response import json_response
 from baton_router.http.media_types import JSON_TYPE
 from baton_router.http.node_sleep import SleepRoutes
-from baton_router.http.observers import CONTEXT
+from baton_router.http.observers import CLIENT_LEFT, CONTEXT
 from baton_router.http.openapi import document
 from baton_router.http.plain_path import COMMANDS
 from baton_router.http.pool_routes import PoolRoutes
@@ -49,7 +49,6 @@ from baton_router.settings import RouterSettings
 KEYED = ("/v1/", "/requests/", TOKENIZE, DETOKENIZE, TOKENIZER_INFO)
 ADMINS = ("/pool", "/metrics")  # these need an admin's key
 NODE_ADMINS = (COMMANDS, f"{RESET_PATH}/", f"{PREFIXES_PATH}/")  # these change what nodes do
-CLIENT_LEFT = 499
 RETRY_AFTER_S = 1
 ROUTER_DIGITS = 8
 _CODES = {404: "not_found", 405: "method_not_allowed"}

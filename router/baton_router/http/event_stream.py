@@ -8,7 +8,8 @@ sends a comment, because clients and proxies close silent connections.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 
 from aiohttp import web
 
@@ -31,7 +32,10 @@ class _Stream(web.StreamResponse):
 
 class EventStream:
     """The stream of one call. Call keep_alive() after `keepalive_s` seconds without an event.
-    `error_event` makes the last event of a stream that fails."""
+    `error_event` makes the last event of a stream that fails. `headers` are sent beside the usual
+    ones."""
+
+    waiting = WAITING
 
     def __init__(
         self,
@@ -41,6 +45,7 @@ class EventStream:
     ) -> None:
         self.error_event = error_event
         self.keepalive_s = keepalive_s
+        self.headers: dict[str, str] = {}
         self._request = request
         self._response: web.StreamResponse | None = None
         # The connection of a response in chunks, on which push_event() writes.
@@ -56,7 +61,7 @@ class EventStream:
         await response.write(data)
 
     async def keep_alive(self) -> None:
-        await self.write_event(WAITING)
+        await self.write_event(self.waiting)
 
     @property
     def flows(self) -> bool:
@@ -75,6 +80,13 @@ class EventStream:
         if data:  # an empty chunk would end the stream
             self._transport.write(b"%x\r\n%b\r\n" % (len(data), data))
 
+    def push_if_flowing(self, data: bytes) -> bool:
+        """Write at once if the system takes it; otherwise return False."""
+        if not self.flows:
+            return False
+        self.push_event(data)
+        return True
+
     async def end_with_error(self, error: ErrorRecord) -> web.StreamResponse:
         """Write the error as the last event."""
         await self.write_event(self.error_event(error))
@@ -92,9 +104,49 @@ class EventStream:
             self._request.transport.abort()
 
     async def _begin(self) -> web.StreamResponse:
-        response = _Stream(headers=STREAM_HEADERS)
+        response = _Stream(headers=STREAM_HEADERS | self.headers)
         await response.prepare(self._request)
         self._response = response
         if response.headers.get("Transfer-Encoding") == "chunked":
             self._transport = self._request.transport
         return response
+
+
+class LastingStream(EventStream):
+    """A stream that outlives its client: what is written after the client has left is dropped.
+
+    Its comments have no empty line after them. Clients such as OpenAI's take an empty line for the
+    end of an event as soon as an event had an id."""
+
+    waiting = b": waiting\n"
+
+    def __init__(
+        self,
+        request: web.Request,
+        keepalive_s: float,
+        error_event: Callable[[ErrorRecord], bytes],
+    ) -> None:
+        super().__init__(request, keepalive_s, error_event)
+        self.left = False
+
+    @property
+    def flows(self) -> bool:
+        return not self.left and super().flows
+
+    async def write_event(self, data: bytes) -> None:
+        if not self.left:
+            with self._noting_departure():
+                await super().write_event(data)
+
+    async def end_stream(self, data: bytes = b"") -> web.StreamResponse:
+        if not self.left:
+            with self._noting_departure():
+                return await super().end_stream(data)
+        return self._response or web.Response()
+
+    @contextmanager
+    def _noting_departure(self) -> Iterator[None]:
+        try:
+            yield
+        except ConnectionError:
+            self.left = True

@@ -9,7 +9,9 @@ queue, and its running ones are cancelled.
 
 from __future__ import annotations
 
+import asyncio
 import random
+import time
 from collections.abc import Callable
 from contextlib import nullcontext
 from dataclasses import dataclass, field
@@ -26,18 +28,22 @@ from baton_router.http.answer import Answer
 from baton_router.http.answer_encoder import AnswerEncoder
 from baton_router.http.body_limits import Body, BodyLimits
 from baton_router.http.dialects import DIALECTS
-from baton_router.http.event_stream import EventStream
-from baton_router.http.headers import POLICY_HEADER
+from baton_router.http.event_stream import EventStream, LastingStream
+from baton_router.http.headers import LAST_EVENT_HEADER, POLICY_HEADER
 from baton_router.http.media_types import JSON_TYPE
-from baton_router.http.observers import CONTEXT, Observers
+from baton_router.http.observers import CLIENT_LEFT, CONTEXT, Observers
 from baton_router.http.prompt_starter import PromptStarter
+from baton_router.http.resumes import EVENTS_PATH, Resumes, Wish, last_event
 from baton_router.http.stopwatch import Stopwatch
 from baton_router.nodes.fleet import Fleet
 from baton_router.openai.call import Call
 from baton_router.openai.dialect import Dialect
 from baton_router.requests.context import RequestContext
+from baton_router.requests.detached import DetachedWork
 from baton_router.requests.dispatcher import Dispatcher
-from baton_router.requests.tokenize import prepare
+from baton_router.requests.kept_stream import KeptStream
+from baton_router.requests.prepared import Prepared
+from baton_router.requests.tokenize import prepare, restore
 from baton_router.requests.turns import Turns
 from baton_router.settings import RouterSettings
 
@@ -61,15 +67,18 @@ class GenerationRoutes:
     dispatcher: Dispatcher
     intake: Intake
     observers: Observers
+    resumes: Resumes
     rng: random.Random
     clock: Callable[[], float]
     turns: Turns = field(default_factory=Turns)
     draining: bool = False
     answering: int = 0
+    detached: DetachedWork = field(default_factory=DetachedWork)
 
     def routes(self) -> list[web.RouteDef]:
         return [
-            web.post(route, partial(self.serve, dialect)) for route, dialect in DIALECTS.items()
+            *(web.post(route, partial(self.serve, dialect)) for route, dialect in DIALECTS.items()),
+            web.get(EVENTS_PATH, self.events),
         ]
 
     def why_unready(self) -> str | None:
@@ -82,10 +91,16 @@ class GenerationRoutes:
         context = request[CONTEXT]
         assert context.tenant is not None, "the middleware sets the tenant"
         async with self.intake.bodies.of(request, context.tenant.name) as body:
+            if (last := last_event(request)) is not None:
+                return await self._resume(request, body, *last)
+            wish = self.resumes.wish_of(request, body.data)
             call = await body.parsed(dialect.parse)
             if self.draining:
                 raise Unavailable("the router is shutting down; send the request again")
             ranking = self._requested_ranking(request)
+            if wish is not None:
+                self.resumes.check(call)
+                return await self._stream_kept(request, body, call, ranking, wish)
             self._count_answering(1)
             try:
                 if call.options.stream:
@@ -113,6 +128,140 @@ class GenerationRoutes:
                 raise
             context.failure = error_record(error)
             return await events.end_with_error(context.failure)
+
+    # --- streams that outlive their clients -------------------------------------------------------
+
+    async def _stream_kept(
+        self, request: web.Request, body: Body, call: Call, ranking: Ranking | None, wish: Wish
+    ) -> web.StreamResponse:
+        """Stream the call's answer as _stream() does, and keep it for who resumes it."""
+        context = request[CONTEXT]
+        assert context.dialect is not None, "a route that generates has a dialect"
+        events = LastingStream(request, self.settings.keepalive_s, context.dialect.error_event)
+        try:
+            prepared, waits_until, deadline = await self._get_ready(
+                call, context, body=body, events=events, ranking=ranking
+            )
+            kept = self.resumes.new_stream(wish, prepared)
+        except BatonError as error:
+            if not events.begun:
+                raise
+            context.failure = error.record()
+            return await events.end_with_error(context.failure)
+        answer = self._answer(call, context, prepared, waits_until, events, kept)
+        return await self._run_detached(answer, deadline, events, kept, context)
+
+    async def events(self, request: web.Request) -> web.StreamResponse:
+        """GET: the rest of a kept stream, or all of it without Last-Event-ID."""
+        id, context = request.match_info["id"], request[CONTEXT]
+        named, seen = last_event(request) or (id, 0)
+        if named != id:
+            raise InvalidRequest(
+                f"{LAST_EVENT_HEADER} names stream {named}, and the path {id[:40]!r}",
+                param=LAST_EVENT_HEADER,
+            )
+        status = CLIENT_LEFT
+        try:
+            async with self.intake.bodies.of(request, context.tenant_name) as body:
+                response = await self._resume(request, body, id, seen)
+                status = response.status if context.failure is None else context.failure.status
+                return response
+        except (BatonError, RequestFailed) as error:
+            status = error_record(error).status
+            raise
+        finally:
+            if context.dialect is not None:
+                self.observers.end_call(context, status, self.clock())
+
+    async def _resume(
+        self, request: web.Request, body: Body, id: str, seen: int
+    ) -> web.StreamResponse:
+        """Send what follows event `seen` of a stream, whichever router began it."""
+        body.done()
+        context = request[CONTEXT]
+        assert context.tenant is not None, "the middleware sets the tenant"
+        asked = context.dialect
+        head = await self.resumes.find(
+            id, context.tenant.name, None if asked is None else asked.route
+        )
+        if self.draining:
+            raise Unavailable("the router is shutting down; send the request again")
+        dialect = DIALECTS[head.route]
+        serving = self.fleet.offers.of_kind(head.kind, head.model)
+        call = await asyncio.to_thread(dialect.parse, bytearray(head.body))
+        kept = await self.resumes.claim(head, seen)
+        assert kept.resumed is not None, "a claimed stream has a state"
+        deadline = self.clock() + self.settings.request_timeout_s
+        item = await restore(
+            *(call, serving, head, kept.resumed, context.id),
+            tenant=context.tenant,
+            deadline=deadline,
+            ranking=self._requested_ranking(request),
+            traceparent=context.traceparent,
+        )
+        call.forget_prompts()
+        if asked is None:
+            context.dialect = dialect
+            self.observers.begin_call(context, request.headers.get("traceparent", ""))
+        events = LastingStream(request, self.settings.keepalive_s, dialect.error_event)
+        answer = self._answer(call, context, [item], None, events, kept)
+        return await self._run_detached(answer, deadline, events, kept, context)
+
+    async def _run_detached(
+        self,
+        answer: Answer,
+        deadline: float,
+        events: LastingStream,
+        kept: KeptStream,
+        context: RequestContext,
+    ) -> web.StreamResponse:
+        """Run the answer in a task of the router. If the client leaves, it goes on for the time
+        that the client asked for."""
+        work = self.detached.start(self._finish_kept(answer, deadline, events, kept, context))
+        try:
+            return await asyncio.shield(work)
+        except asyncio.CancelledError:
+            events.left = True
+            self._outlive_client(work, kept)
+            raise
+
+    def _outlive_client(self, work: asyncio.Task[web.StreamResponse], kept: KeptStream) -> None:
+        """End the work after the client's time, or at once if nobody could resume it."""
+        if kept.state != "kept":
+            work.cancel()
+            return
+
+        def end() -> None:
+            kept.forget()
+            work.cancel()
+
+        kept.on_lost = work.cancel
+        timer = asyncio.get_running_loop().call_later(kept.head.seconds, end)
+        work.add_done_callback(lambda _: timer.cancel())
+
+    async def _finish_kept(
+        self,
+        answer: Answer,
+        deadline: float,
+        events: LastingStream,
+        kept: KeptStream,
+        context: RequestContext,
+    ) -> web.StreamResponse:
+        self._count_answering(1)
+        try:
+            return await answer.stream(deadline)
+        except (BatonError, RequestFailed) as error:
+            if kept.state == "taken":
+                events.abort_connection()
+                return await events.end_stream()
+            if not events.begun and not events.left:
+                raise
+            context.failure = record = error_record(error)
+            await events.write_event(await kept.keep_error(record, events.error_event(record)))
+            return await events.end_stream()
+        finally:
+            kept.close()
+            self._count_answering(-1)
 
     def _requested_ranking(self, request: web.Request) -> Ranking | None:
         """The placement policy in the request's header, if the settings allow it."""
@@ -153,10 +302,24 @@ class GenerationRoutes:
         events: EventStream | None = None,
         ranking: Ranking | None = None,
     ) -> tuple[Answer, float]:
-        """The call's answer, not yet begun, and its deadline. `events` is set for a stream. `body`
-        is released once its prompts are ids."""
+        """The call's answer, not yet begun, and its deadline. `events` is set for a stream."""
+        prepared, waits_until, deadline = await self._get_ready(
+            call, context, body=body, events=events, ranking=ranking
+        )
+        return self._answer(call, context, prepared, waits_until, events), deadline
+
+    async def _get_ready(
+        self,
+        call: Call,
+        context: RequestContext,
+        *,
+        body: Body | None,
+        events: EventStream | None,
+        ranking: Ranking | None,
+    ) -> tuple[list[Prepared], float | None, float]:
+        """The call's requests, until when they may wait for a place, and their deadline. `body` is
+        released once its prompts are ids."""
         assert context.tenant is not None, "the middleware sets the tenant"
-        assert context.dialect is not None, "a route that generates has a dialect"
         waits_until = await self.intake.cold_start.hold_call(call, context, events)
         await self.turns.take()
         serving = self.fleet.offers.choose(call.options.model)
@@ -178,19 +341,38 @@ class GenerationRoutes:
         call.forget_prompts()
         if body is not None:
             body.done()
+        return prepared, waits_until, deadline
+
+    def _answer(
+        self,
+        call: Call,
+        context: RequestContext,
+        prepared: list[Prepared],
+        waits_until: float | None,
+        events: EventStream | None,
+        kept: KeptStream | None = None,
+    ) -> Answer:
+        assert context.dialect is not None, "a route that generates has a dialect"
         context.generates = call.options.generates
+        head = None if kept is None else kept.head
         answer = Answer(
             PromptStarter(self.intake.admission, self.dispatcher, context, prepared, waits_until),
-            AnswerEncoder(context.dialect, call, prepared, context),
+            AnswerEncoder(
+                *(context.dialect, call, prepared, context),
+                base_id=context.id if head is None else str(head.request.id),
+                created=int(time.time()) if head is None else head.created,
+            ),
             events,
             context=context,
             watch=Stopwatch(self.observers.metrics, self.clock, context),
             settings=self.settings,
             clock=self.clock,
+            kept=kept,
         )
-        # Prompts that wait for their turn are demand, too.
-        self.observers.metrics.accepted(len(item.request.prompt_ids) for item in prepared)
-        return answer, deadline
+        if kept is None or kept.resumed is None:
+            # Prompts that wait for their turn are demand, too.
+            self.observers.metrics.accepted(len(item.request.prompt_ids) for item in prepared)
+        return answer
 
     def _count_answering(self, change: int) -> None:
         self.answering += change

@@ -15,6 +15,7 @@ from baton_router.observability.tracing import Tracing
 from baton_router.requests.context import RequestContext
 
 CONTEXT = web.RequestKey("context", RequestContext)  # set by the outer middleware in `app`
+CLIENT_LEFT = 499  # recorded for an answer whose client did not wait for its status
 
 logger = logging.getLogger(__name__)
 

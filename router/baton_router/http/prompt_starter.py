@@ -26,7 +26,9 @@ logger = logging.getLogger(__name__)
 
 class PromptStarter:
     """`in_flight` grows until all of `prepared` have started. A prompt may wait for its first place
-    until `waits_until`, if given. After start_first(), the caller must call end_call()."""
+    until `waits_until`, if given. After start_first(), the caller must call end_call().
+
+    A resumed request that is over is neither admitted nor placed: its stream is known."""
 
     def __init__(
         self,
@@ -57,6 +59,10 @@ class PromptStarter:
     async def start_first(self, output: OutputQueue, events: KeepAlive | None) -> None:
         """Charge the budget, start the first prompt, and let the others follow. Raise RateLimited,
         InvalidRequest, QueueFull, QueueTimeout, Unavailable."""
+        resumed = self._prepared[0].resumed
+        if resumed is not None and resumed.over:
+            self.in_flight.append(self._dispatcher.note_ended(self._prepared[0], resumed, output))
+            return
         self._booking = await self._admission.charge_call(self._context.tenant_name, self._prepared)
         try:
             await self._start_next(output, events)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from typing import Literal
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
@@ -26,6 +27,7 @@ from baton_router.placement.placement import Placement, PredictionError
 _SECONDS = (0.005, 0.01, 0.02, 0.03, 0.05, 0.075, 0.1, 0.2, 0.3, 0.5, 1, 2, 5, 10, 30, 60, 120)
 NODE_METRICS = metrics_of(NodeLoad)  # by field, with their names on the nodes' own pages
 _RATIOS = (0.1, 0.25, 0.5, 0.75, 0.9, 1.1, 1.25, 1.5, 2, 4, 10, 100)
+ResumeOutcome = Literal["continued", "ended", "not_found"]
 COUNTED_S = 0.001  # the ratio of a shorter prediction says nothing
 
 
@@ -57,6 +59,12 @@ class RouterMetrics:
         )
         self._resumed = self._counter(
             "resumed_requests", "Streams that continued with a new attempt."
+        )
+        self._kept_streams = Counter(
+            "baton_router_resumed_streams_total",
+            "Streams that clients came back for, by outcome: continued, ended before, not_found.",
+            ("outcome",),
+            registry=self.registry,
         )
         self._kept = self._counter(
             "resumed_tokens", "Tokens that the clients of continued streams had received before."
@@ -160,6 +168,10 @@ class RouterMetrics:
         if tokens:
             self._resumed.inc()
             self._kept.inc(tokens)
+
+    def resumed(self, outcome: ResumeOutcome) -> None:
+        """Count a client that came back for its stream."""
+        self._kept_streams.labels(outcome).inc()
 
     def accepted(self, prompts: Iterable[int]) -> None:
         """Count a call's requests. `prompts` holds the tokens of each prompt."""

@@ -65,6 +65,17 @@ class ModelOffers:
             raise self.no_model(wanted)
         return drawn
 
+    def of_kind(self, kind: Kind, name: str) -> Serving:
+        """What serves nodes of this kind, under the name `name`. Raise Unavailable if none does."""
+        self.remember_offer()
+        for serving in self._last:
+            if serving.kind == kind:
+                return serving if serving.name == name else replace(serving, name=name)
+        raise Unavailable(
+            f"the nodes that can continue this stream of {name!r} are not here now:"
+            f" {self._view.why_not_ready() or 'the pool serves others'}"
+        )
+
     def check_name(self, wanted: str | None) -> None:
         """Raise NotFound for a name that none of the known models has."""
         if wanted and (names := self.names()) and wanted not in names:

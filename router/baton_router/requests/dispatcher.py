@@ -26,6 +26,7 @@ import msgspec
 from baton_protocol.errors import ErrorRecord, InternalError, Unavailable
 from baton_protocol.ids import NodeId, RequestId
 from baton_protocol.link import Deltas, JobFailed, PrefillDone, PrefillJob, RunJob, ToNode
+from baton_protocol.resume import ResumeState
 from baton_router.metrics.router_metrics import RouterMetrics
 from baton_router.nodes.fleet import Fleet
 from baton_router.nodes.link import Loss
@@ -110,7 +111,9 @@ class Dispatcher:
             for slot, (item, ticket) in enumerate(entered, first_slot):
                 held = stored[offset : offset + len(item.chunks)]
                 offset += len(item.chunks)
-                record = RequestRecord(item.request, self._clock)
+                record = RequestRecord(item.request, self._clock, item.resumed)
+                if item.resumed is not None:
+                    ticket.free_choices(len(item.resumed.finished))
                 request = InFlightRequest(record, item, ticket, output, slot, waits_until)
                 requests.append(request)
                 self._launch(request, held)
@@ -122,6 +125,17 @@ class Dispatcher:
                 ticket.release()
             raise
         return requests
+
+    def note_ended(
+        self, item: Prepared, resumed: ResumeState, output: OutputQueue
+    ) -> InFlightRequest:
+        """A resumed request that was already over: nothing is placed, and the output ends."""
+        record = RequestRecord(item.request, self._clock, resumed)
+        record.note_wait("the stream has ended, and the index has the rest of it")
+        if resumed.error is not None:
+            output.put_error(resumed.error)
+        output.end_request()
+        return InFlightRequest(record, item, Ticket(0), output, 0, give_up_at=self._clock())
 
     def cancel_request(self, request: InFlightRequest, error: ErrorRecord | None = None) -> None:
         """End a request on all its nodes. No effect on one that has ended."""

@@ -52,6 +52,7 @@ from baton_protocol.link import (
     ToNode,
 )
 from baton_protocol.request import Request
+from baton_protocol.resume import ResumeState
 from baton_protocol.store import Exact, exact_together
 from baton_router.nodes.link import Loss
 from baton_router.placement.placement import Placement
@@ -126,10 +127,16 @@ class RequestRecord:
     `attempt` counts placements; the record ignores `request.attempt`. `attempts` holds the kept
     ones and `left_out` counts the others. `current` is the last attempt, or None while the request
     waits for a place. `exact` is that of the nodes of all attempts together; None before the first.
-    `end` says how the request ended. `token_at` is the time of the client's last token.
+    `end` says how the request ended. `token_at` is the time of the client's last token. `resumed`
+    is what another owner did of the request before; its ids are in `request.outputs`.
     """
 
-    def __init__(self, request: Request, clock: Callable[[], float]) -> None:
+    def __init__(
+        self,
+        request: Request,
+        clock: Callable[[], float],
+        resumed: ResumeState | None = None,
+    ) -> None:
         self.request = request
         self.began = clock()
         self.phase: Phase = "waiting"
@@ -151,6 +158,11 @@ class RequestRecord:
         self._chunks = 0
         self._cached: int | None = None
         self._prompt_sent = False  # the client has the prompt's logprobs
+        self._most_cached: int | None = None
+        if resumed is not None:
+            self.open -= resumed.finished
+            self._cached, self._most_cached = resumed.cached, resumed.most_cached
+            self._prompt_sent = resumed.has_prompt_logprobs
 
     # --- places -----------------------------------------------------------------------------------
 
@@ -385,6 +397,11 @@ class RequestRecord:
         Tokens that an earlier attempt of this request computed do not count."""
         return self._cached or 0
 
+    @property
+    def known_cached_tokens(self) -> int | None:
+        """`cached_tokens`, or None while no node has reported it."""
+        return self._cached
+
     # --- tokens -----------------------------------------------------------------------------------
 
     def _accept(self, node: NodeId, delta: Delta) -> list[Action]:
@@ -436,6 +453,8 @@ class RequestRecord:
                 # A lost node may have computed some of it for this request.
                 max_cached = len(self.request.prompt_ids) - self.attempts[0].placement.uncached
                 cached = min(cached, max_cached)
+            if self._most_cached is not None:  # as above, under the owner before
+                cached = min(cached, self._most_cached)
             self._cached = cached
         opening = not attempt.measured
         attempt.measured.append((node, stats))

@@ -21,6 +21,7 @@ from baton_protocol.hashing import chunk_hashes, extend_hashes, root_hash
 from baton_protocol.ids import BlockHash, RequestId
 from baton_protocol.policies import Ranking
 from baton_protocol.request import Request
+from baton_protocol.resume import ResumeHead, ResumeState
 from baton_protocol.sampling import StructuredOutput
 from baton_protocol.store import NodeReport
 from baton_router.auth import Tenant
@@ -111,6 +112,44 @@ async def prepare(
             )
         )
     return prepared
+
+
+async def restore(
+    call: Call,
+    serving: Serving,
+    head: ResumeHead,
+    state: ResumeState,
+    base_id: str,
+    *,
+    tenant: Tenant,
+    deadline: float,
+    ranking: Ranking | None = None,
+    traceparent: str = "",
+) -> Prepared:
+    """A request that ran before, to go on after the tokens of `state`. `call` is the parsed body of
+    the head. Its ids and parameters are the head's: rendered again, a template may show another
+    date, and a seed would be drawn again."""
+    prompts = await _render_prompts(call, serving)
+    request = msgspec.structs.replace(
+        head.request,
+        id=RequestId(base_id),
+        outputs=tuple(map(tuple, state.outputs)),
+        tenant=tenant.name,
+        salt=tenant.salt,
+        traceparent=traceparent,
+    )
+    return Prepared(
+        request=request,
+        chunks=await _hash_chunks(request.prompt_ids, serving.sample, tenant.salt),
+        serving=serving,
+        wanted=call.options.model,
+        fills=False,
+        ranking=ranking,
+        deadline=deadline,
+        parsing=call.parsing(serving.model, prompts),
+        priority=call.priority,
+        resumed=state,
+    )
 
 
 def _check_sequences(prompts: int, n: int, limit: int | None) -> None:

@@ -24,6 +24,7 @@ from baton_kvstore.index.markers import Index
 from baton_kvstore.index.pins import Pins
 from baton_kvstore.index.rate_limits import Budgets as SharedBudgets
 from baton_kvstore.index.registry import Registry
+from baton_kvstore.index.resume_log import ResumeLog
 from baton_protocol.errors import Unavailable
 from baton_protocol.garbage import keep_objects
 from baton_protocol.link import is_loopback, link_headers
@@ -42,6 +43,7 @@ from baton_router.http.generation import GenerationRoutes, Intake
 from baton_router.http.malloc import keep_little_memory
 from baton_router.http.observers import Observers
 from baton_router.http.pool_routes import PoolRoutes
+from baton_router.http.resumes import Resumes
 from baton_router.metrics.admission_metrics import AdmissionMetrics
 from baton_router.metrics.demand import DemandCounter
 from baton_router.metrics.load_report import LoadReporter
@@ -63,6 +65,7 @@ from baton_router.placement.policy import PlacementPolicy
 from baton_router.requests.dispatcher import Dispatcher
 from baton_router.requests.in_flight import count_held
 from baton_router.requests.placer import Placer
+from baton_router.requests.resume_writer import ResumeWriter
 from baton_router.server.reload import FileReloader
 from baton_router.settings import RouterSettings
 
@@ -116,6 +119,8 @@ class Router:
             *(self._discovery.keep_links(), self.fleet.watch_engines(), reload.watch_files()),
             *(self._pool_sleep.watch_pool(), self.api.keeper.keep_pinned()),
         ]
+        if self._resume_writer is not None:
+            work.append(self._resume_writer.keep_renewed())
         if self._registry is not None:
             self._reporting = LoadReporter(
                 self._registry,
@@ -223,6 +228,7 @@ class Router:
                 bodies=BodyLimits(settings), cold_start=self._cold_start, admission=self.admission
             ),
             observers=observers,
+            resumes=Resumes(self._resume_writer, metrics, settings.max_resume_s),
             rng=self._rng,
             clock=clock,
         )
@@ -284,12 +290,15 @@ class Router:
         self._registry: Registry | None = None
         self._budgets: SharedBudgets | None = None
         self._pins: Pins | None = None
+        self._resume_writer: ResumeWriter | None = None
         if not self.settings.index_url:
             return
         try:
             self._index = Index(self.settings.index_url, self.settings.pool)
             self._registry = Registry(self.settings.index_url, self.settings.pool)
             self._pins = Pins(self.settings.index_url, self.settings.pool)
+            log = ResumeLog(self.settings.index_url, self.settings.pool)
+            self._resume_writer = ResumeWriter(log, self._clock)
             self._budgets = SharedBudgets(
                 self.settings.index_url,
                 self.settings.pool,
@@ -348,6 +357,7 @@ class Router:
 
     async def _close(self) -> None:
         await self._end_running()
+        await self.api.generation.detached.cancel_all()
         if self._server is not None:
             await self._server.cleanup()
         for task in self._tasks:
@@ -361,7 +371,9 @@ class Router:
         await self._session.close()
         await self._markers.cancel_lookups()
         await self.admission.shut_down()
-        for part in (self._index, self._registry, self._budgets, self._pins):
+        for part in (
+            *(self._index, self._registry, self._budgets, self._pins, self._resume_writer),
+        ):
             if part is not None:
                 await part.close()
 

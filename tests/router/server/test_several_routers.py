@@ -166,12 +166,12 @@ def cached_of(body: Any) -> int:
     return tokens
 
 
-async def until_ready(session: aiohttp.ClientSession, url: str) -> None:
+async def until_ready(session: aiohttp.ClientSession, url: str, nodes: int = 2) -> None:
     async with asyncio.timeout(LIMIT_S):
         while True:
             with suppress(aiohttp.ClientConnectorError):  # it does not listen yet
                 pool = await pool_of(session, url)
-                if [node["state"] for node in pool["nodes"]] == ["ready", "ready"]:
+                if [node["state"] for node in pool["nodes"]] == ["ready"] * nodes:
                     return
             await asyncio.sleep(0.05)
 

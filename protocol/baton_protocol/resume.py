@@ -1,0 +1,130 @@
+"""Records of a stream that another router can continue: how it began, and each delta since.
+
+The events of a stream are a function of its call and of the deltas in their order. So a router that
+has both writes the same events again, byte for byte, and its next attempt starts after the tokens
+in the deltas.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Annotated
+
+import msgspec
+from msgspec import Meta
+
+from baton_protocol.errors import ErrorRecord
+from baton_protocol.figures import Count, Text, TokenId
+from baton_protocol.link import Delta
+from baton_protocol.request import PositionLogprobs, Request
+from baton_protocol.sampling import MAX_CHOICES, FinishReason
+from baton_protocol.store import Kind
+
+
+class ResumeHead(msgspec.Struct, frozen=True, kw_only=True):
+    """How a stream began. `route` and `body` are those of the client's call, `model` the name it
+    answers under, `created` its time in Unix seconds. `request` has the seed and no outputs; its id
+    names the stream, and nodes of `kind` can run it. The stream outlives its client by `seconds`.
+    `most_cached` is how many tokens of the prompt its first node did not have to compute, as
+    predicted; None if it had no node yet."""
+
+    route: Text
+    body: bytes
+    model: Text
+    kind: Kind
+    created: Count
+    seconds: Count
+    request: Request
+    most_cached: int | None = None
+
+    def with_request(self, request: Request) -> ResumeHead:
+        """This head with what nodes are sent now. Salt and trace are the router's own."""
+        kept = msgspec.structs.replace(request, id=self.request.id, salt="", traceparent="")
+        return msgspec.structs.replace(self, request=kept)
+
+
+class KeptDelta(msgspec.Struct, frozen=True, array_like=True, gc=False):
+    """What a Delta adds to its choice; its offset follows from the deltas before it."""
+
+    choice: Annotated[int, Meta(ge=0, lt=MAX_CHOICES)]
+    ids: tuple[TokenId, ...]
+    text: str = ""
+    finish: FinishReason | None = None
+    stop: str | int | None = None
+    logprobs: tuple[PositionLogprobs, ...] = ()
+    prompt_logprobs: tuple[PositionLogprobs, ...] = ()
+
+
+class ResumeEntry(msgspec.Struct, frozen=True, array_like=True, gc=False):
+    """Deltas that became events at once. `cached` is the number of the prompt's tokens that no node
+    had to compute, once it is known. `error` ended the stream."""
+
+    deltas: tuple[KeptDelta, ...] = ()
+    cached: int | None = None
+    error: ErrorRecord | None = None
+
+
+@dataclass(slots=True)
+class ResumeState:
+    """What the entries of a stream amount to. `outputs` holds the ids of each choice, `deltas` all
+    that the client may have, in order. `most_cached` is the head's."""
+
+    outputs: list[list[int]]
+    finished: set[int] = field(default_factory=set)
+    deltas: list[Delta] = field(default_factory=list)
+    cached: int | None = None
+    most_cached: int | None = None
+    has_prompt_logprobs: bool = False
+    error: ErrorRecord | None = None
+
+    @classmethod
+    def of(cls, head: ResumeHead, entries: Sequence[ResumeEntry]) -> ResumeState:
+        """Raise ValueError for entries that are not of this stream."""
+        state = cls([[] for _ in range(head.request.params.n)], most_cached=head.most_cached)
+        for entry in entries:
+            for kept in entry.deltas:
+                state._add(head.request, kept)
+            state.cached = entry.cached if entry.cached is not None else state.cached
+            state.error = state.error or entry.error
+        return state
+
+    @property
+    def over(self) -> bool:
+        """Whether no token follows."""
+        return self.error is not None or len(self.finished) == len(self.outputs)
+
+    def _add(self, request: Request, kept: KeptDelta) -> None:
+        if kept.choice >= len(self.outputs) or kept.choice in self.finished:
+            raise ValueError(f"a delta of choice {kept.choice}, which is not open")
+        ids = self.outputs[kept.choice]
+        delta = Delta(
+            request=request.id,
+            attempt=1,
+            choice=kept.choice,
+            offset=len(ids),
+            ids=kept.ids,
+            text=kept.text,
+            logprobs=kept.logprobs,
+            finish=kept.finish,
+            stop=kept.stop,
+            prompt_logprobs=kept.prompt_logprobs,
+        )
+        ids.extend(kept.ids)
+        self.deltas.append(delta)
+        if kept.finish is not None:
+            self.finished.add(kept.choice)
+        if kept.prompt_logprobs:
+            self.has_prompt_logprobs = True
+
+
+def kept_delta(delta: Delta) -> KeptDelta:
+    return KeptDelta(
+        delta.choice,
+        delta.ids,
+        delta.text,
+        delta.finish,
+        delta.stop,
+        delta.logprobs,
+        delta.prompt_logprobs,
+    )

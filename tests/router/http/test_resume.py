@@ -1,0 +1,434 @@
+"""Streams that outlive their clients and their routers: every event once, whatever breaks."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import aiohttp
+import openai
+import pytest
+
+from baton_kvstore.embedded.servers import EmbeddedStore
+from baton_protocol.link import Abort, RequestStats, RunJob
+from tests.router import pools
+from tests.support.nodes.fake_node import FakeNode
+from tests.support.stores.kvstore import plain_client
+from tests.support.waiting import until, until_is
+
+pytestmark = pytest.mark.integration
+
+COMPLETIONS, CHAT = "/v1/completions", "/v1/chat/completions"
+KEEP = {"x-baton-resume": "60"}
+EVENT = re.compile(rb"id: (([0-9a-f]{32}):(\d+))\ndata: (.*)\n\n")
+REPLY = "Hé, wörld! <stop> and more".encode()
+PROMPT: dict[str, Any] = {"prompt": "Say hello", "max_tokens": 50}
+MESSAGES: dict[str, Any] = {
+    "messages": [{"role": "user", "content": "Say hello"}],
+    "max_tokens": 50,
+}
+USAGE: dict[str, Any] = {"stream_options": {"include_usage": True, "continuous_usage_stats": True}}
+TOOL = {"type": "function", "function": {"name": "f", "parameters": {"type": "object"}}}
+CALL = b'I call.<tool_call>{"name": "f", "arguments": {"a": [1, 2]}}</tool_call>'
+BODIES: dict[str, tuple[str, dict[str, Any], bytes]] = {
+    "text": (COMPLETIONS, PROMPT, REPLY),
+    "several choices with usage": (COMPLETIONS, PROMPT | USAGE | {"n": 3}, REPLY),
+    "a stop string": (COMPLETIONS, PROMPT | {"stop": ["<stop>"]}, REPLY),
+    "scores of prompt and answer": (
+        COMPLETIONS,
+        PROMPT | {"logprobs": 2, "echo": True, "return_token_ids": True},
+        REPLY,
+    ),
+    "a chat": (CHAT, MESSAGES | USAGE | {"logprobs": True, "top_logprobs": 2}, REPLY),
+    "a call of a function": (CHAT, MESSAGES | {"tools": [TOOL], "max_tokens": 99}, CALL),
+}
+
+
+@pytest.fixture(scope="module")
+def store() -> Iterator[EmbeddedStore]:
+    with EmbeddedStore() as running:
+        yield running
+
+
+@pytest.fixture(autouse=True)
+def known_cache(decode: FakeNode) -> None:
+    decode.script.reply = REPLY
+    decode.script.stats = RequestStats(prompt_tokens=9, cached_tokens=0, computed_tokens=9)
+
+
+@asynccontextmanager
+async def kept(
+    store: EmbeddedStore, node: FakeNode, path: str = COMPLETIONS, **fields: Any
+) -> AsyncIterator[tuple[pools.Client, aiohttp.ClientResponse]]:
+    """A router, and a stream that it keeps."""
+    async with (
+        pools.running(node, index_url=store.index_url) as client,
+        stream(client, path, **(fields or PROMPT)) as answer,
+    ):
+        yield client, answer
+
+
+@asynccontextmanager
+async def stream(
+    client: pools.Client, path: str = COMPLETIONS, headers: Any = KEEP, **fields: Any
+) -> AsyncIterator[aiohttp.ClientResponse]:
+    body = {"stream": True, **fields}
+    async with client.session.post(client.url + path, json=body, headers=headers) as answer:
+        yield answer
+
+
+async def rest(
+    client: pools.Client, last: str, *, post_to: str = "", tenant: str = ""
+) -> tuple[int, bytes]:
+    """Status and body of what follows the event with the id `last`."""
+    headers = {"Last-Event-ID": last} | ({"Authorization": f"Bearer {tenant}"} if tenant else {})
+    path, method = post_to or f"/requests/{last.partition(':')[0]}/events", "GET"
+    body: dict[str, Any] = {}
+    if post_to:
+        method, body = "POST", {"json": {"stream": True, **PROMPT}}
+    async with client.session.request(method, client.url + path, headers=headers, **body) as answer:
+        return answer.status, await answer.read()
+
+
+async def read_events(answer: aiohttp.ClientResponse, count: int) -> bytes:
+    data = b""
+    while len(EVENT.findall(data)) < count:
+        data += await answer.content.readany()
+    return data
+
+
+def payloads(data: bytes) -> list[Any]:
+    """The events, without what differs from one stream to another."""
+    events = [event[3] for event in EVENT.findall(data)]
+    assert data == b"".join(match[0] for match in EVENT.finditer(data)), data
+    return [_plain(event) for event in events]
+
+
+def _plain(event: bytes) -> Any:
+    if not event.startswith(b"{"):
+        return event.decode()
+    payload = json.loads(re.sub(rb'"(call|chatcmpl|cmpl)[-_]\w+"', b'"id"', event))
+    return {name: payload[name] for name in payload if name != "created"}
+
+
+def whole(data: bytes) -> bool:
+    """Whether the events are numbered from 1 without a gap, and the last one ends the stream."""
+    events = EVENT.findall(data)
+    return (
+        [int(event[2]) for event in events] == list(range(1, len(events) + 1))
+        and len({event[1] for event in events}) == 1
+        and events[-1][3] == b"[DONE]"
+    )
+
+
+# --- the rest of a stream -------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", BODIES)
+async def test_a_stream_cut_at_any_byte_and_resumed_is_the_whole_stream(
+    store: EmbeddedStore, decode: FakeNode, name: str
+) -> None:
+    path, fields, decode.script.reply = BODIES[name]
+    async with kept(store, decode, path, **fields) as (client, answer):
+        assert (answer.status, answer.headers["x-baton-resume"]) == (200, "60")
+        data = await answer.read()
+        assert whole(data), data
+        assert data.count(b"\n\n") == len(EVENT.findall(data))
+        plain = await client.session.post(client.url + path, json={"stream": True, **fields})
+        unkept = await plain.read()
+        assert b"id: " not in unkept
+        lines = [line.removeprefix(b"data: ") for line in unkept.split(b"\n\n") if line]
+        assert payloads(data) == [_plain(line) for line in lines]
+        rests: dict[str, bytes] = {}
+        for cut in range(len(data)):
+            arrived = data[: data.rfind(b"\n\n", 0, cut) + 2] if b"\n\n" in data[:cut] else b""
+            last = EVENT.findall(arrived)[-1][0].decode() if arrived else ""
+            if last and last not in rests:
+                _, rests[last] = await rest(client, last, post_to=path if len(rests) % 2 else "")
+            if last:
+                assert arrived + rests[last] == data
+        async with client.session.get(f"{client.url}/requests/{last[:32]}/events") as again:
+            assert await again.read() == data
+            assert again.headers["content-type"].startswith("text/event-stream")
+        assert len(decode.got_of(RunJob)) == 2  # what is known is not computed again
+
+
+@pytest.mark.parametrize("name", BODIES)
+async def test_another_router_goes_on_after_the_client_s_last_event(
+    store: EmbeddedStore, decode: FakeNode, name: str
+) -> None:
+    path, fields, decode.script.reply = BODIES[name]
+    async with (
+        kept(store, decode, path, **fields) as (client, answer),
+        pools.running(decode, index_url=store.index_url) as other,
+    ):
+        undisturbed = payloads(await answer.read())
+        for seen in (1, 2, 5) if name == "text" else (3,):
+            decode.script.run, decode.got[:] = "half", []
+            async with stream(client, path, **fields) as first:
+                known = await read_events(first, 5)
+                decode.script.run = "answer"
+                arrived = b"".join([match[0] for match in EVENT.finditer(known)][:seen])
+                last = EVENT.findall(arrived)[-1][0].decode()
+                status, data = await rest(other, last, post_to=path)
+                assert status == 200
+                assert whole(arrived + data), arrived + data
+                assert payloads(arrived + data) == undisturbed
+                with pytest.raises(aiohttp.ClientPayloadError):  # its router noticed
+                    await first.read()
+            jobs = decode.got_of(RunJob)
+            assert len(jobs) == 2
+            assert any(jobs[1].request.outputs)
+            assert jobs[1].request.params.seed == jobs[0].request.params.seed
+        await until_is(client.unfinished, 0)
+        await until_is(other.unfinished, 0)
+
+
+async def test_a_client_leaves_and_finds_its_stream_at_the_same_router(
+    store: EmbeddedStore, decode: FakeNode
+) -> None:
+    decode.script.token_s = 0.01
+    async with pools.running(decode, index_url=store.index_url) as client:
+        async with stream(client, **PROMPT) as answer:
+            arrived = await read_events(answer, 2)
+        await until_is(client.answering, 0)  # the answer goes on to its end
+        assert not decode.got_of(Abort)
+        status, data = await rest(client, EVENT.findall(arrived)[-1][0].decode())
+        assert status == 200
+        assert whole(arrived + data)
+        figure = await client.figure('baton_router_resumed_streams_total{outcome="ended"}')
+        assert figure == 1
+
+
+async def test_a_request_whose_client_stays_away_ends_after_its_time(
+    store: EmbeddedStore, decode: FakeNode
+) -> None:
+    decode.script.run = "half"
+    async with pools.running(decode, index_url=store.index_url) as client:
+        async with stream(client, headers={"x-baton-resume": "1"}, **PROMPT) as answer:
+            arrived = await read_events(answer, 2)
+        assert await client.unfinished() == 1
+        await until(lambda: bool(decode.got_of(Abort)))
+        await until_is(client.unfinished, 0)
+        status, _ = await rest(client, EVENT.findall(arrived)[-1][0].decode())
+        assert status == 404
+    with plain_client(store.index_url) as redis:
+        assert not redis.keys(f"r1:*{EVENT.findall(arrived)[-1][1].decode()}*")
+
+
+async def test_a_client_that_leaves_before_its_first_token_finds_its_stream_by_the_request_s_id(
+    store: EmbeddedStore, decode: FakeNode
+) -> None:
+    async with pools.running(decode, index_url=store.index_url) as client:
+        await decode.say_load("draining")
+        await client.ready(0)
+        async with stream(client, **PROMPT) as answer:
+            id = answer.headers["x-baton-request-id"]
+        await decode.say_load("ready")
+        async with client.session.get(f"{client.url}/requests/{id}/events") as again:
+            assert whole(await again.read())
+        await until_is(client.unfinished, 0)
+
+
+async def test_a_final_error_is_the_same_event_for_who_comes_back(
+    store: EmbeddedStore, decode: FakeNode
+) -> None:
+    decode.script.run = "fail"
+    async with kept(store, decode) as (client, answer):
+        data = await answer.read()
+        assert b"the engine said no" in data
+        last = EVENT.findall(data)[-1][0].decode()
+        id, number = last.split(":")
+        async with client.session.get(f"{client.url}/requests/{id}/events") as again:
+            assert await again.read() == data
+        assert await rest(client, f"{id}:{number}") == (200, b"")
+
+
+async def test_a_slow_client_is_cut_off_and_finds_everything_later(
+    store: EmbeddedStore, decode: FakeNode
+) -> None:
+    decode.script.reply = b"x" * 240
+    fields = {"prompt": "x", "n": 128, "max_tokens": 240, "return_token_ids": True}
+    async with pools.running(decode, index_url=store.index_url) as client:
+        body = {"stream": True, **fields}
+        async with (
+            aiohttp.ClientSession(read_bufsize=1 << 10) as session,
+            session.post(client.url + COMPLETIONS, json=body, headers=KEEP) as slow,
+        ):
+            arrived = await slow.content.readany()
+            await until_is(client.answering, 0)
+        id = EVENT.findall(arrived)[0][1].decode()
+        async with client.session.get(f"{client.url}/requests/{id}/events") as again:
+            data = await again.read()
+        assert whole(data)
+        assert len(EVENT.findall(data)) == 128 * 240 + 1
+
+
+# --- who may resume what --------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("value", "path", "changes", "says"),
+    [
+        ("", COMPLETIONS, {}, "use 1 to 600"),
+        ("0", COMPLETIONS, {}, "use 1 to 600"),
+        ("601", COMPLETIONS, {}, "'601'"),
+        ("-1", COMPLETIONS, {}, "'-1'"),
+        ("1.5", COMPLETIONS, {}, "'1.5'"),
+        ("٣", COMPLETIONS, {}, "use 1 to 600"),
+        ("9" * 4000, COMPLETIONS, {}, "use 1 to 600"),
+        ("60", COMPLETIONS, {"stream": False}, "add stream"),
+        ("60", COMPLETIONS, {"prompt": ["a", "b"]}, "one prompt"),
+        ("60", COMPLETIONS, {"max_tokens": 0, "echo": True}, "about its prompt"),
+    ],
+)
+async def test_what_cannot_be_kept_is_refused(
+    store: EmbeddedStore,
+    decode: FakeNode,
+    value: str,
+    path: str,
+    changes: dict[str, Any],
+    says: str,
+) -> None:
+    async with pools.running(decode, index_url=store.index_url) as client:
+        headers = {"x-baton-resume": value}
+        async with stream(client, path, headers, **PROMPT | changes) as answer:
+            error = (await answer.json())["error"]
+            assert answer.status == 400
+            assert says in error["message"]
+            assert len(error["message"]) < 300
+        assert not decode.got_of(RunJob)
+
+
+async def test_a_router_without_an_index_or_with_max_resume_0_keeps_nothing(
+    store: EmbeddedStore, decode: FakeNode
+) -> None:
+    for settings in ({}, {"index_url": store.index_url, "max_resume_s": 0.0}):
+        async with pools.running(decode, **settings) as client:
+            async with stream(client, **PROMPT) as answer:
+                assert answer.status == 400
+                assert "leave the header out" in await answer.text()
+            assert (await rest(client, f"{'a' * 32}:1"))[0] == 404
+
+
+@pytest.mark.parametrize(
+    ("last", "status"),
+    [
+        ("ID:99999", 400),
+        ("ID:999999999999", 400),
+        ("ID:-1", 400),
+        ("ID:1 ", 200),  # HTTP strips it
+        ("ID", 400),
+        (f"{'0' * 32}:1", 404),
+        ("../../secrets:1", 400),
+        ("*:1", 400),
+        ("x" * 5000, 400),
+        ("\x80:1", 400),
+    ],
+)
+async def test_a_hostile_last_event_id_is_refused(
+    store: EmbeddedStore, decode: FakeNode, last: str, status: int
+) -> None:
+    decode.script.run = "half"
+    async with kept(store, decode) as (client, answer):
+        arrived = await read_events(answer, 2)
+        id = EVENT.findall(arrived)[0][1].decode()
+        decode.script.run = "answer"
+        given = await rest(client, last.replace("ID", id), post_to=COMPLETIONS)
+        assert given[0] == status, given
+        # A wrong position ends the stream of the client that has it, but loses nothing.
+        _, data = await rest(client, f"{id}:2", post_to=COMPLETIONS)
+        assert whole(b"".join([m[0] for m in EVENT.finditer(arrived)][:2]) + data)
+
+
+async def test_only_its_tenant_and_its_route_find_a_stream(
+    store: EmbeddedStore, decode: FakeNode, tmp_path: Path
+) -> None:
+    keys = tmp_path / "keys"
+    keys.write_text("alice key-a\nbob key-b\n")
+    async with pools.running(decode, index_url=store.index_url, api_keys=str(keys)) as client:
+        headers = KEEP | pools.bearer("key-a")
+        async with stream(client, headers=headers, **PROMPT) as answer:
+            data = await answer.read()
+        id = EVENT.findall(data)[0][1].decode()
+        assert (await rest(client, f"{id}:1", tenant="key-b"))[0] == 404
+        assert (await rest(client, f"{id}:1", tenant="wrong"))[0] == 401
+        assert (await rest(client, f"{id}:1"))[0] == 401
+        assert (await rest(client, f"{id}:1", tenant="key-a", post_to=CHAT))[0] == 404
+        assert (await rest(client, f"{id}:1", tenant="key-a"))[0] == 200
+        with plain_client(store.index_url) as redis:
+            [key] = [key for key in redis.keys(f"r1:*{id}") if not key.endswith(b":log")]
+            assert 0 < redis.pttl(key) <= 62_000
+            assert 0 < redis.pttl(key + b":log") <= 62_000
+            redis.pexpire(key, 0)
+        assert (await rest(client, f"{id}:1", tenant="key-a"))[0] == 404
+
+
+async def test_a_stream_without_the_header_leaves_nothing_on_the_index(
+    store: EmbeddedStore, decode: FakeNode
+) -> None:
+    with plain_client(store.index_url) as redis:
+        redis.flushall()
+        async with pools.running(decode, index_url=store.index_url) as client:
+            async with stream(client, headers={}, **PROMPT) as answer:
+                assert b"id:" not in await answer.read()
+                assert "x-baton-resume" not in answer.headers
+            assert redis.keys("r1:*") == []
+
+
+# --- the index fails ------------------------------------------------------------------------------
+
+
+async def test_without_the_index_a_stream_goes_on_and_takes_its_ids_back(decode: FakeNode) -> None:
+    decode.script.token_s = 0.05
+    with EmbeddedStore() as own:
+        async with kept(own, decode) as (_, answer):
+            data = await read_events(answer, 2)
+            with plain_client(own.index_url) as redis:
+                redis.flushall()
+            data += await answer.read()
+        events = [event for event in data.split(b"\n\n") if event]
+        numbered = [event.startswith(b"id: ") for event in events]
+        first = numbered.index(False)
+        assert all(numbered[:first])
+        assert not any(numbered[first:])
+        assert events[first].startswith(b"id:\ndata: ")
+        assert all(event.startswith(b"data: ") for event in events[first + 1 :])
+        texts = [json.loads(event.partition(b"data: ")[2]) for event in events[:-1]]
+        assert "".join(each["choices"][0]["text"] for each in texts) == REPLY.decode()
+
+
+async def test_while_the_index_is_down_a_stream_begins_without_ids(decode: FakeNode) -> None:
+    url = "unix:///nonexistent/redis.sock"
+    async with pools.running(decode, index_url=url) as client:
+        async with stream(client, **PROMPT) as answer:
+            assert (answer.status, answer.headers["x-baton-resume"]) == (200, "0")
+            assert b"id:" not in await answer.read()
+        assert (await rest(client, f"{'a' * 32}:1"))[0] == 503
+
+
+# --- clients --------------------------------------------------------------------------------------
+
+
+async def test_openai_s_client_reads_a_kept_stream_with_pauses(
+    store: EmbeddedStore, decode: FakeNode
+) -> None:
+    decode.script.token_s = 0.05
+    settings = {"index_url": store.index_url, "keepalive_s": 0.02}
+    async with (
+        pools.running(decode, **settings) as client,
+        openai.AsyncOpenAI(base_url=f"{client.url}/v1", api_key="none") as sdk,
+    ):
+        answer = await sdk.chat.completions.create(
+            model="fake-model",
+            messages=[{"role": "user", "content": "hello"}],
+            max_tokens=12,
+            stream=True,
+            extra_headers=KEEP,
+        )
+        texts = [chunk.choices[0].delta.content or "" async for chunk in answer]
+        assert "".join(texts) == REPLY[:12].decode(errors="ignore")

@@ -1,0 +1,159 @@
+"""A router that is killed under kept streams: their clients get the rest from the other router."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import random
+import re
+from contextlib import suppress
+from dataclasses import dataclass, field
+from typing import Any
+
+import aiohttp
+import pytest
+
+from tests.router.server.test_several_routers import LIMIT_S, until_ready
+from tests.support.pools.processes import Cluster
+from tests.support.waiting import until
+
+pytestmark = pytest.mark.integration
+
+COMPLETIONS, CHAT = "/v1/completions", "/v1/chat/completions"
+EVENT = re.compile(rb"id: ([0-9a-f]{32}:\d+)\ndata: (.*)\n\n")
+FAST = (
+    *("--engine=sim", "--chunk-blocks=1", "--kv-blocks=4000", "--max-model-len=2048"),
+    *("--sim-decode-ms=10", "--link-grace=2"),
+)
+TOKENS = 60
+
+
+@dataclass
+class Stream:
+    """A client that asks `urls` in turn, whenever its connection breaks, for what it lacks."""
+
+    path: str
+    body: dict[str, Any]
+    data: bytes = b""
+    asked: int = 0
+    broke: int = 0
+    events: list[bytes] = field(default_factory=list)
+
+    @property
+    def ended(self) -> bool:
+        return bool(self.events) and self.events[-1] == b"[DONE]"
+
+    async def run(self, session: aiohttp.ClientSession, *urls: str) -> None:
+        async with asyncio.timeout(LIMIT_S):
+            while not self.ended:
+                headers, last = {"x-baton-resume": "60"}, EVENT.findall(self.data)
+                if last:
+                    headers["Last-Event-ID"] = last[-1][0].decode()
+                url = urls[min(self.broke, len(urls) - 1)] + self.path
+                with suppress(aiohttp.ClientError):
+                    await self._read(session, url, headers)
+                if not self.ended:
+                    self.broke += 1
+                    await asyncio.sleep(0.02)
+
+    async def _read(self, session: aiohttp.ClientSession, url: str, headers: Any) -> None:
+        try:
+            async with session.post(url, json=self.body, headers=headers) as answer:
+                if answer.status in (429, 503):
+                    return  # it is starting, or full
+                assert answer.status == 200, await answer.text()
+                async for chunk in answer.content.iter_any():
+                    self.data += chunk
+                    self.events = [event[1] for event in EVENT.findall(self.data)]
+        finally:
+            # Drop the event that the break cut in two.
+            self.data = self.data[: self.data.rfind(b"\n\n") + 2] if b"\n\n" in self.data else b""
+
+    def payloads(self) -> list[Any]:
+        ids = [event[0] for event in EVENT.findall(self.data)]
+        assert [int(id.partition(b":")[2]) for id in ids] == list(range(1, len(ids) + 1))
+        assert len({id.partition(b":")[0] for id in ids}) == 1, "a stream began twice"
+        events = [json.loads(event) for event in self.events[:-1]]
+        assert len({(event["id"], event["created"]) for event in events}) == 1
+        for event in events:
+            del event["id"], event["created"]
+            details = (event.get("usage") or {}).pop("prompt_tokens_details", None)
+            assert details is None or event is events[-1]
+        return events
+
+
+def bodies(number: int, count: int) -> list[Stream]:
+    """Streams of both dialects, some with several choices."""
+    streams = []
+    for each in range(count):
+        text = f"stream {number} {each} " * 8
+        body: dict[str, Any] = {
+            **{"stream": True, "max_tokens": TOKENS, "ignore_eos": True, "n": 1 + each % 2},
+            "stream_options": {"include_usage": True},
+        }
+        if each % 3:
+            streams.append(Stream(COMPLETIONS, body | {"prompt": text, "seed": each}))
+        else:
+            messages = [{"role": "user", "content": text}]
+            streams.append(Stream(CHAT, body | {"messages": messages, "temperature": 0}))
+    return streams
+
+
+async def check_kill(
+    cluster: Cluster, session: aiohttp.ClientSession, dead: int, streams: list[Stream], at: int
+) -> None:
+    """Kill a router when the first stream has `at` events. Each stream is that of a router that
+    nobody kills."""
+    killed, alive = cluster.routers[dead], cluster.routers[1 - dead]
+    tasks = []
+    for stream in streams:
+        tasks.append(asyncio.create_task(stream.run(session, killed.url, alive.url)))
+        await asyncio.sleep(0.01)  # so they are at different positions
+    await until(lambda: len(streams[0].events) >= at or streams[0].ended)
+    await asyncio.to_thread(killed.kill)
+    await asyncio.gather(*tasks)
+    undisturbed = [Stream(stream.path, stream.body) for stream in streams]
+    await asyncio.gather(*(stream.run(session, alive.url) for stream in undisturbed))
+    for stream, whole in zip(streams, undisturbed, strict=True):
+        assert whole.broke == 0
+        assert by_choice(stream.payloads()) == by_choice(whole.payloads())
+
+
+def by_choice(events: list[Any]) -> dict[Any, list[Any]]:
+    """The events of each choice; how those of several choices alternate depends on the node."""
+    found: dict[Any, list[Any]] = {}
+    for event in events:
+        choice = event["choices"][0]["index"] if event["choices"] else "usage"
+        found.setdefault(choice, []).append(event)
+    return found
+
+
+@pytest.mark.timeout(600)
+async def test_no_kept_stream_breaks_when_its_router_is_killed() -> None:
+    with Cluster(0, 1, routers=2, flags=FAST, watch_answers=False) as cluster:
+        connector = aiohttp.TCPConnector(limit=0)
+        async with aiohttp.ClientSession(connector=connector) as session:
+            await until_all_ready(session, cluster)
+            streams = bodies(0, 12)
+            await check_kill(cluster, session, 0, streams, at=20)
+            assert sum(stream.broke > 0 for stream in streams) > 8
+
+
+@pytest.mark.long
+@pytest.mark.timeout(1200)
+async def test_no_kept_stream_breaks_however_often_its_routers_are_killed() -> None:
+    rng = random.Random(1)
+    with Cluster(1, 1, routers=2, flags=FAST, watch_answers=False) as cluster:
+        connector = aiohttp.TCPConnector(limit=0)
+        async with aiohttp.ClientSession(connector=connector) as session:
+            await until_all_ready(session, cluster)
+            for kill in range(50):
+                at = rng.randrange(2 * TOKENS)
+                await check_kill(cluster, session, kill % 2, bodies(kill, 3), at)
+                cluster.routers[kill % 2].start()
+                await until_all_ready(session, cluster)
+
+
+async def until_all_ready(session: aiohttp.ClientSession, cluster: Cluster) -> None:
+    for router in cluster.routers:
+        await until_ready(session, router.url, len(cluster.nodes))
