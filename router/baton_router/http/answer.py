@@ -19,7 +19,7 @@ from aiohttp import web
 from baton_protocol.errors import DeadlineExceeded, ErrorRecord, SlowClient
 from baton_protocol.link import Delta
 from baton_router.http.answer_encoder import AnswerEncoder
-from baton_router.http.event_stream import WAITING, EventStream
+from baton_router.http.event_stream import EventStream
 from baton_router.http.prompt_starter import PromptStarter
 from baton_router.http.stopwatch import Stopwatch
 from baton_router.requests.context import RequestContext
@@ -99,7 +99,7 @@ class Answer:
         events = self._events
         assert events is not None, "an answer that streams has a stream"
         while True:
-            data, more = await self._next_bytes(events.keepalive_s)
+            data, more = await self._next_bytes(events)
             if not more:
                 self._watch.record_end()
                 return await events.end_stream(data)
@@ -107,12 +107,12 @@ class Answer:
             if self._context.generates:
                 self._output.pour = partial(self._pour, events)
 
-    async def _next_bytes(self, keepalive_s: float) -> tuple[bytes, bool]:
+    async def _next_bytes(self, events: EventStream) -> tuple[bytes, bool]:
         """The stream's next bytes, possibly empty, and whether more follow."""
         try:
-            batch = await self._next_batch(keepalive_s)
+            batch = await self._next_batch(events.keepalive_s)
         except TimeoutError:
-            return WAITING, True
+            return events.waiting, True
         data = await self._encoder.encode(batch) if batch else b""
         if batch and not self._output.over:
             return data, True

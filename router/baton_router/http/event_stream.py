@@ -2,7 +2,7 @@
 
 In: the bytes of events. Out: an HTTP response that starts with the first event. An error before
 that is an HTTP status; an error after it is an event. After a timeout without tokens the caller
-sends a comment, because clients and proxies close silent connections.
+sends a sign of life, because clients and proxies close silent connections.
 """
 
 from __future__ import annotations
@@ -14,13 +14,13 @@ from aiohttp import web
 
 from baton_protocol.errors import ErrorRecord
 from baton_router.http.media_types import EVENTS_TYPE
+from baton_router.openai.dialect import Dialect
 
 STREAM_HEADERS = {
     "Content-Type": f"{EVENTS_TYPE}; charset=utf-8",
     "Cache-Control": "no-cache",
     "X-Accel-Buffering": "no",  # tell proxies not to buffer tokens
 }
-WAITING = b": waiting\n\n"  # an SSE comment, which clients ignore
 
 
 class _Stream(web.StreamResponse):
@@ -31,15 +31,16 @@ class _Stream(web.StreamResponse):
 
 class EventStream:
     """The stream of one call. Call keep_alive() after `keepalive_s` seconds without an event.
-    `error_event` makes the last event of a stream that fails."""
+    `error_event` makes the last event of a stream that fails; `waiting` is a sign of life."""
 
     def __init__(
         self,
         request: web.Request,
         keepalive_s: float,
-        error_event: Callable[[ErrorRecord], bytes],
+        dialect: Dialect,
     ) -> None:
-        self.error_event = error_event
+        self.error_event: Callable[[ErrorRecord], bytes] = dialect.error_event
+        self.waiting = dialect.waiting
         self.keepalive_s = keepalive_s
         self._request = request
         self._response: web.StreamResponse | None = None
@@ -56,7 +57,7 @@ class EventStream:
         await response.write(data)
 
     async def keep_alive(self) -> None:
-        await self.write_event(WAITING)
+        await self.write_event(self.waiting)
 
     @property
     def flows(self) -> bool:

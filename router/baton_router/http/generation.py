@@ -100,7 +100,7 @@ class GenerationRoutes:
         """Stream the call's answer. An error after the stream has begun is its last event."""
         context = request[CONTEXT]
         assert context.dialect is not None, "a route that generates has a dialect"
-        events = EventStream(request, self.settings.keepalive_s, context.dialect.error_event)
+        events = EventStream(request, self.settings.keepalive_s, context.dialect)
         try:
             answer, deadline = await self._prepare(
                 call, context, body=body, events=events, ranking=ranking

@@ -46,12 +46,10 @@ CHOICES: tuple[Choice, ...] = ("none", "auto", "required")
 MAX_TOOLS = 128
 MAX_NAME = 64
 MAX_DESCRIPTION = 64 << 10  # characters
-NAME = rf"[a-zA-Z0-9_.-]{{1,{MAX_NAME}}}"
 TOOLS_AGREE = (
     "names in tools differ, all parameters together are bounded, and tool_choice and"
     " parallel_tool_calls come with tools and ask for what those have"
 )
-_NAME = re.compile(NAME)
 _NO_PARAMETERS: Json = {"type": "object", "properties": {}}
 _FUNCTION = only(("function",), "the only supported type is function")
 CALLS_SCHEMA: Schema = {
@@ -132,14 +130,18 @@ class RequestedTools:
         return [function.template_form() for function in self.functions.values()]
 
 
-def _function_name(allowed: str) -> ValueKind[str]:
+def function_name(allowed: str, most: int = MAX_NAME) -> ValueKind[str]:
+    """A name of 1 to `most` characters. `allowed` is the error for any other value."""
+    pattern = rf"[a-zA-Z0-9_.-]{{1,{most}}}"
+    name = re.compile(pattern)
+
     def read(at: str, value: Any) -> str:
-        if not isinstance(value, str) or _NAME.fullmatch(value) is None:
+        if not isinstance(value, str) or name.fullmatch(value) is None:
             raise wrong(at, value, allowed)
         return value
 
-    lengths = {"minLength": 1, "maxLength": MAX_NAME}
-    return ValueKind(read, {"type": "string", "pattern": f"^{NAME}$"} | lengths)
+    lengths = {"minLength": 1, "maxLength": most}
+    return ValueKind(read, {"type": "string", "pattern": f"^{pattern}$"} | lengths)
 
 
 class FunctionFields(FieldTable, open=True):
@@ -148,7 +150,7 @@ class FunctionFields(FieldTable, open=True):
     cache_control = ignored(ANYTHING, CACHED)
     input_schema = refused("use `function.parameters`")
     name = required(
-        _function_name(f"it must have 1 to {MAX_NAME} characters: letters, digits, _ . -"),
+        function_name(f"it must have 1 to {MAX_NAME} characters: letters, digits, _ . -"),
         f"up to {MAX_NAME} letters, digits, `_`, `.`, `-`",
     )
     description = optional(text(MAX_DESCRIPTION), "passed to the model's template")
@@ -243,7 +245,7 @@ TOOLS = ValueKind(
 class ChosenFunction(FieldTable, open=True):
     """The members of `tool_choice.function`."""
 
-    name = required(_function_name("it must be the name of one of tools"), "one of `tools`")
+    name = required(function_name("it must be the name of one of tools"), "one of `tools`")
     description = ignored(ANYTHING, "the tool's own counts")
     parameters = ignored(ANYTHING, "the tool's own counts")
     strict = ignored(ANYTHING, "the tool's own counts")
