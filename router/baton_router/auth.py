@@ -118,7 +118,10 @@ class Tenants:
     def _tenant_of_key(self, authorization: str | None) -> Tenant:
         scheme, _, key = (authorization or "").strip().partition(" ")
         if scheme.lower() != "bearer" or not key.strip():
-            raise Unauthorized("the request has no API key; send it as `Authorization: Bearer KEY`")
+            raise Unauthorized(
+                "the request has no API key; send it as `Authorization: Bearer KEY` or as"
+                " `x-api-key: KEY`"
+            )
         tenant = self._tenants.get(_digest(key.strip()))
         if tenant is None:
             raise Unauthorized("the API key is unknown; ask the operator of this pool for one")

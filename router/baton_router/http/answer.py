@@ -108,7 +108,7 @@ class Answer:
         if self._kept is not None:
             await self._begin_kept(self._kept, events)
         while True:
-            data, more = await self._next_bytes(events.keepalive_s)
+            data, more = await self._next_bytes(events)
             if not more:
                 self._watch.record_end()
                 return await events.end_stream(data)
@@ -116,13 +116,12 @@ class Answer:
             if self._context.generates:
                 self._output.pour = partial(self._pour, events)
 
-    async def _next_bytes(self, keepalive_s: float) -> tuple[bytes, bool]:
+    async def _next_bytes(self, events: EventStream) -> tuple[bytes, bool]:
         """The stream's next bytes, possibly empty, and whether more follow."""
         try:
-            batch = await self._next_batch(keepalive_s)
+            batch = await self._next_batch(events.keepalive_s)
         except TimeoutError:
-            assert self._events is not None, "an answer that streams has a stream"
-            return self._events.waiting, True
+            return events.waiting, True
         data = await self._encoder.encode(batch) if batch else b""
         kept = self._kept
         if kept is not None:

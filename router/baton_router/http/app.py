@@ -1,5 +1,5 @@
 """The aiohttp application: routes, and a middleware that applies browser rules (see BrowserGuard),
-checks the API key, and formats every error as OpenAI does.
+checks the API key, and formats every error as its client expects.
 
 In: the parts of the API. Out: an application whose answers all carry x-request-id and
 x-baton-request-id, and whose generation answers carry x-baton-placement, including errors and
@@ -24,10 +24,16 @@ from baton_router.auth import Tenants
 from baton_router.errors import RequestFailed, error_record
 from baton_router.http.browser_guard import BrowserGuard, check_type
 from baton_router.http.cors import Cors, is_preflight
-from baton_router.http.dialects import DIALECTS
+from baton_router.http.dialects import DIALECTS, client_dialect
 from baton_router.http.drain import DrainRoutes
 from baton_router.http.generation import GenerationRoutes
-from baton_router.http.headers import EXACT_HEADER, ID_HEADER, OWN_ID_HEADER, PLACEMENT_HEADER
+from baton_router.http.headers import (
+    EXACT_HEADER,
+    ID_HEADER,
+    KEY_HEADER,
+    OWN_ID_HEADER,
+    PLACEMENT_HEADER,
+)
 from baton_router.http.json_response import json_response
 from baton_router.http.media_types import JSON_TYPE
 from baton_router.http.node_sleep import SleepRoutes
@@ -124,6 +130,9 @@ def _header_signal(
             return  # not from the application; `connections` set its headers
         headers = response.headers
         headers[ID_HEADER], headers[OWN_ID_HEADER] = context.shown_id, context.id
+        spoken = client_dialect(request.path, request.headers)
+        if spoken is not None and spoken.id_header:
+            headers[spoken.id_header] = context.shown_id
         if context.dialect and (placement := context.placement_header()) is not None:
             headers[PLACEMENT_HEADER] = placement
         if (exact := context.exact()) is not None:
@@ -162,7 +171,7 @@ async def _answer(
         guard.check(request)
         if is_preflight(request):
             return cors.preflight_answer(request)
-        authorization = request.headers.get("Authorization")
+        authorization = _authorization(request)
         if request.path.startswith(KEYED):
             request[CONTEXT].tenant = api.tenants.tenant_of(authorization)
         elif request.path in ADMINS:
@@ -194,6 +203,13 @@ async def _answer(
     return response
 
 
+def _authorization(request: web.Request) -> str | None:
+    """The `Authorization` header, or what it would be for a key in the header of Anthropic's
+    clients."""
+    key = request.headers.get(KEY_HEADER)
+    return request.headers.get("Authorization") or (key and f"Bearer {key}")
+
+
 def _record(request: web.Request, error: Failure) -> ErrorRecord:
     if not isinstance(error, web.HTTPException):
         return error_record(error)
@@ -201,7 +217,7 @@ def _record(request: web.Request, error: Failure) -> ErrorRecord:
     message = {
         404: (
             f"the route {route} does not exist; see /v1/models, /v1/chat/completions, "
-            "/v1/completions"
+            "/v1/completions, /v1/messages"
         ),
         405: f"{route} is not allowed; allowed methods: {error.headers.get('Allow', '')}",
     }.get(error.status, f"{route}: {error.reason}")
@@ -214,7 +230,7 @@ def _record(request: web.Request, error: Failure) -> ErrorRecord:
 
 
 def _error_response(request: web.Request, error: ErrorRecord) -> web.Response:
-    dialect = DIALECTS.get(request.path)
+    dialect = client_dialect(request.path, request.headers)
     answer = (
         ErrorAnswer.of(error)
         if dialect is None

@@ -1,11 +1,23 @@
-"""The dialects that the router speaks, by route."""
+"""The dialects that the router speaks, by route, and that of each request's errors and ids."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 
+from baton_router.anthropic.messages import MESSAGES
+from baton_router.http.headers import VERSION_HEADER
 from baton_router.openai.chat import CHAT
 from baton_router.openai.completions import COMPLETIONS
 from baton_router.openai.dialect import Dialect
 
-DIALECTS: Mapping[str, Dialect] = {dialect.route: dialect for dialect in (CHAT, COMPLETIONS)}
+DIALECTS: Mapping[str, Dialect] = {
+    dialect.route: dialect for dialect in (CHAT, COMPLETIONS, MESSAGES)
+}
+
+
+def client_dialect(path: str, headers: Mapping[str, str]) -> Dialect | None:
+    """The dialect that a client expects in errors, whatever the route; None: OpenAI's."""
+    dialect = DIALECTS.get(path)
+    if dialect is None and (path.startswith(f"{MESSAGES.route}/") or VERSION_HEADER in headers):
+        return MESSAGES
+    return dialect

@@ -2,7 +2,7 @@
 
 In: the bytes of events. Out: an HTTP response that starts with the first event. An error before
 that is an HTTP status; an error after it is an event. After a timeout without tokens the caller
-sends a comment, because clients and proxies close silent connections.
+sends a sign of life, because clients and proxies close silent connections.
 """
 
 from __future__ import annotations
@@ -15,13 +15,13 @@ from aiohttp import web
 
 from baton_protocol.errors import ErrorRecord
 from baton_router.http.media_types import EVENTS_TYPE
+from baton_router.openai.dialect import Dialect
 
 STREAM_HEADERS = {
     "Content-Type": f"{EVENTS_TYPE}; charset=utf-8",
     "Cache-Control": "no-cache",
     "X-Accel-Buffering": "no",  # tell proxies not to buffer tokens
 }
-WAITING = b": waiting\n\n"  # an SSE comment, which clients ignore
 
 
 class _Stream(web.StreamResponse):
@@ -32,18 +32,17 @@ class _Stream(web.StreamResponse):
 
 class EventStream:
     """The stream of one call. Call keep_alive() after `keepalive_s` seconds without an event.
-    `error_event` makes the last event of a stream that fails. `headers` are sent beside the usual
-    ones."""
-
-    waiting = WAITING
+    `error_event` makes the last event of a stream that fails; `waiting` is a sign of life.
+    `headers` are sent beside the usual ones."""
 
     def __init__(
         self,
         request: web.Request,
         keepalive_s: float,
-        error_event: Callable[[ErrorRecord], bytes],
+        dialect: Dialect,
     ) -> None:
-        self.error_event = error_event
+        self.error_event: Callable[[ErrorRecord], bytes] = dialect.error_event
+        self.waiting = dialect.waiting
         self.keepalive_s = keepalive_s
         self.headers: dict[str, str] = {}
         self._request = request
@@ -118,15 +117,9 @@ class LastingStream(EventStream):
     Its comments have no empty line after them. Clients such as OpenAI's take an empty line for the
     end of an event as soon as an event had an id."""
 
-    waiting = b": waiting\n"
-
-    def __init__(
-        self,
-        request: web.Request,
-        keepalive_s: float,
-        error_event: Callable[[ErrorRecord], bytes],
-    ) -> None:
-        super().__init__(request, keepalive_s, error_event)
+    def __init__(self, request: web.Request, keepalive_s: float, dialect: Dialect) -> None:
+        super().__init__(request, keepalive_s, dialect)
+        self.waiting = b": waiting\n"
         self.left = False
 
     @property

@@ -16,6 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from baton_router.anthropic.fields import CountFields, MessagesFields
 from baton_router.http.drain import DrainFields
 from baton_router.http.node_sleep import SleepFields, WakeFields
 from baton_router.http.prefixes import PrefixFields
@@ -29,6 +30,7 @@ Json = Mapping[str, Any]
 MARKERS = "<!-- {section} fields: begin -->", "<!-- {section} fields: end -->"
 COMMAND = "python -m baton_router.http.field_docs docs/*.md"
 REQUEST = "request"
+MESSAGES = "messages"
 # The sections of the pages: what the column API says -> the body's table. A section of one body has
 # no such column.
 SECTIONS: Mapping[str, Mapping[str, type[FieldTable]]] = {
@@ -42,6 +44,7 @@ SECTIONS: Mapping[str, Mapping[str, type[FieldTable]]] = {
         "sleep": SleepFields,
         "wake": WakeFields,
     },
+    MESSAGES: {"messages": MessagesFields, "count_tokens": CountFields},
 }
 GENERATION = ("chat", "completions")
 SHARED = "both"

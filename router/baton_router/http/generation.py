@@ -117,7 +117,7 @@ class GenerationRoutes:
         """Stream the call's answer. An error after the stream has begun is its last event."""
         context = request[CONTEXT]
         assert context.dialect is not None, "a route that generates has a dialect"
-        events = EventStream(request, self.settings.keepalive_s, context.dialect.error_event)
+        events = EventStream(request, self.settings.keepalive_s, context.dialect)
         try:
             answer, deadline = await self._prepare(
                 call, context, body=body, events=events, ranking=ranking
@@ -137,7 +137,7 @@ class GenerationRoutes:
         """Stream the call's answer as _stream() does, and keep it for who resumes it."""
         context = request[CONTEXT]
         assert context.dialect is not None, "a route that generates has a dialect"
-        events = LastingStream(request, self.settings.keepalive_s, context.dialect.error_event)
+        events = LastingStream(request, self.settings.keepalive_s, context.dialect)
         try:
             prepared, waits_until, deadline = await self._get_ready(
                 call, context, body=body, events=events, ranking=ranking
@@ -203,7 +203,7 @@ class GenerationRoutes:
         if asked is None:
             context.dialect = dialect
             self.observers.begin_call(context, request.headers.get("traceparent", ""))
-        events = LastingStream(request, self.settings.keepalive_s, dialect.error_event)
+        events = LastingStream(request, self.settings.keepalive_s, dialect)
         answer = self._answer(call, context, [item], None, events, kept)
         return await self._run_detached(answer, deadline, events, kept, context)
 

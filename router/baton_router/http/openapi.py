@@ -11,6 +11,7 @@ import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from importlib.metadata import version
+from types import UnionType
 from typing import Any, Literal, get_args
 
 import msgspec
@@ -29,6 +30,16 @@ from baton_protocol.errors import (
     Unavailable,
 )
 from baton_protocol.store import Exact
+from baton_router.anthropic.answers import (
+    CountedTokens,
+    Message,
+    MessageEvent,
+    MessagesError,
+    ModelInfo,
+    ModelPage,
+)
+from baton_router.anthropic.fields import COUNT_ROUTE, CountFields, MessagesFields
+from baton_router.anthropic.fields import ROUTE as MESSAGES_ROUTE
 from baton_router.http.drain import DrainFields, NodeDrain
 from baton_router.http.media_types import EVENTS_TYPE, JSON_TYPE, TEXT_TYPE
 from baton_router.http.node_sleep import NodeSleep, SleepFields, WakeFields
@@ -69,6 +80,8 @@ REF = "#/components/schemas/{name}"
 BODIES: Mapping[str, type[FieldTable]] = {
     "ChatRequest": ChatFields,
     "CompletionRequest": CompletionFields,
+    "MessagesRequest": MessagesFields,
+    "CountTokensRequest": CountFields,
     "TokenizeRequest": TokenizeFields,
     "DetokenizeRequest": DetokenizeFields,
     "DrainRequest": DrainFields,
@@ -96,7 +109,8 @@ PARAMETERS: Mapping[str, str] = {
 INFO: Json = {
     "title": "Baton",
     "version": version("baton-serve"),
-    "description": "OpenAI's API for the models of one pool, and the routes for its operators. "
+    "description": "OpenAI's API and Anthropic's Messages API for the models of one pool, and the "
+    "routes for its operators. "
     "API keys are required only if the router has a file of keys.",
     "contact": {"name": "The Baton authors"},
     "license": {"name": "Apache License 2.0", "identifier": "Apache-2.0"},
@@ -134,6 +148,7 @@ REQUEST_ID: Json = {
     "schema": {"type": "string"},
 }
 
+Record = type | UnionType  # of an answer; a union's records are alternatives
 Errors = Sequence[type[BatonError]]
 # Errors of any operation: a bad header, a page of a foreign origin, a bug of the router.
 _ANY: Errors = (InvalidRequest, Forbidden, InternalError)
@@ -147,7 +162,8 @@ class OpenAPIOperation:
     """One method of one route.
 
     `answers` are the successful answers by status (and any other without the error's shape); with
-    `listed`, a list of them. `event` is the record in a stream's events. `body` is a key of BODIES.
+    `listed`, a list of them. `event` is the record in a stream's events, `failure` that of errors.
+    `body` is a key of BODIES.
     The operation needs a key if its errors include Unauthorized. `query` are its query
     parameters."""
 
@@ -156,11 +172,12 @@ class OpenAPIOperation:
     tag: Tag
     summary: str
     description: str
-    answers: Mapping[int, type | None]
+    answers: Mapping[int, Record | None]
     errors: Errors = _ANY
     body: str | None = None
     body_required: bool = True
-    event: type | None = None
+    event: Record | None = None
+    failure: type = ErrorAnswer
     listed: bool = False
     query: Mapping[str, Json] = field(default_factory=dict)
 
@@ -205,10 +222,12 @@ class OpenAPIOperation:
         }
         for error in sorted(self.errors, key=lambda error: error.status):
             if error.status not in self.answers:
-                responses[str(error.status)] = _failure(error, generation=self.event is not None)
+                responses[str(error.status)] = _failure(
+                    error, self.failure, generation=self.event is not None
+                )
         return responses
 
-    def _content(self, answer: type | None) -> Json:
+    def _content(self, answer: Record | None) -> Json:
         if answer is dict:
             return {JSON_TYPE: {"schema": {"type": "object"}}}
         if answer is None:
@@ -218,7 +237,7 @@ class OpenAPIOperation:
             schema = {"type": "array", "items": schema}
         content: Json = {JSON_TYPE: {"schema": schema}}
         if self.event is not None:
-            content[EVENTS_TYPE] = {"schema": _event(self.event)}
+            content[EVENTS_TYPE] = {"schema": _event(self.event, self.failure)}
         return content
 
 
@@ -248,6 +267,32 @@ OPERATIONS = (
         errors=_GENERATION,
         body="CompletionRequest",
         event=CompletionChunk,
+    ),
+    OpenAPIOperation(
+        method="POST",
+        path=MESSAGES_ROUTE,
+        tag="generation",
+        summary="Answer a conversation of Anthropic's API",
+        description="Generates the next message of a conversation, in the form of Anthropic's "
+        "Messages API. With `stream` the answer is a sequence of server-sent events, each with the "
+        "name of its type, and the schema is that of one event.",
+        answers={200: Message},
+        errors=_GENERATION,
+        body="MessagesRequest",
+        event=MessageEvent,
+        failure=MessagesError,
+    ),
+    OpenAPIOperation(
+        method="POST",
+        path=COUNT_ROUTE,
+        tag="tokens",
+        summary="The number of tokens of a conversation of Anthropic's API",
+        description="Counts the tokens of the prompt that the same conversation would have, and "
+        "generates nothing.",
+        answers={200: CountedTokens},
+        errors=_WITH_BODY,
+        body="CountTokensRequest",
+        failure=MessagesError,
     ),
     OpenAPIOperation(
         method="POST",
@@ -309,8 +354,8 @@ OPERATIONS = (
         tag="models",
         summary="List the models",
         description="Lists the models that clients may name: one, or two while the pool rolls "
-        "out another.",
-        answers={200: ModelList},
+        "out another. A request with the header `anthropic-version` gets Anthropic's form.",
+        answers={200: ModelList | ModelPage},
         errors=_KEYED,
     ),
     OpenAPIOperation(
@@ -318,8 +363,8 @@ OPERATIONS = (
         path="/v1/models/{model}",
         tag="models",
         summary="Get a model",
-        description="Describes one model of the list.",
-        answers={200: Model},
+        description="Describes one model of the list, in the same form.",
+        answers={200: Model | ModelInfo},
         errors=(*_KEYED, NotFound),
     ),
     OpenAPIOperation(
@@ -487,16 +532,21 @@ def document(operations: Sequence[OpenAPIOperation] = OPERATIONS) -> Json:
     }
 
 
-def _ref(answer: type) -> Json:
+def _ref(answer: Record) -> Json:
+    if isinstance(answer, UnionType):
+        return {"anyOf": [_ref(record) for record in get_args(answer)]}
     return {"$ref": REF.format(name=answer.__name__)}
 
 
 def _schemas(operations: Sequence[OpenAPIOperation]) -> dict[str, Json]:
     """Schemas of all answers and of the records in them, for `components/schemas`."""
-    answers: list[type | None] = [ErrorAnswer]
+    answers: list[Record | None] = []
     for operation in operations:
-        answers += [*operation.answers.values(), operation.event]
-    records = dict.fromkeys(answer for answer in answers if answer not in (None, dict))
+        answers += [*operation.answers.values(), operation.event, operation.failure]
+    alternatives = [get_args(answer) or (answer,) for answer in answers]
+    records = dict.fromkeys(
+        record for one in alternatives for record in one if record not in (None, dict)
+    )
     _, components = msgspec.json.schema_components(records, ref_template=REF)
     for component in components.values():
         for field_schema in component.get("properties", {}).values():
@@ -508,9 +558,9 @@ def _schemas(operations: Sequence[OpenAPIOperation]) -> dict[str, Json]:
     return components
 
 
-def _event(event: type) -> Json:
+def _event(event: Record, failure: type) -> Json:
     """The schema of one event of a stream, since OpenAPI 3.1 cannot describe the sequence."""
-    shapes = {"anyOf": [_ref(event), _ref(ErrorAnswer)]}
+    shapes = {"anyOf": [_ref(event), _ref(failure)]}
     encoded = {"type": "string", "contentMediaType": JSON_TYPE, "contentSchema": shapes}
     data = {"anyOf": [{"const": "[DONE]"}, encoded]}
     return {"type": "object", "properties": {"data": data}, "required": ["data"]}
@@ -526,14 +576,14 @@ def _path_parameter(name: str) -> Json:
     }
 
 
-def _failure(error: type[BatonError], *, generation: bool) -> Json:
+def _failure(error: type[BatonError], record: type, *, generation: bool) -> Json:
     headers = _headers(generation=generation)
     if error.retryable:
         headers["Retry-After"] = _header("seconds", {"type": "integer", "minimum": 1})
     return {
         "description": error.type,
         "headers": headers,
-        "content": {JSON_TYPE: {"schema": _ref(ErrorAnswer)}},
+        "content": {JSON_TYPE: {"schema": _ref(record)}},
     }
 
 

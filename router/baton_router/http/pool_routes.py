@@ -13,7 +13,9 @@ from dataclasses import dataclass, field
 
 from aiohttp import web
 
+from baton_router.anthropic.answers import ModelInfo, ModelPage
 from baton_router.http.generation import GenerationRoutes
+from baton_router.http.headers import VERSION_HEADER
 from baton_router.http.json_response import json_response
 from baton_router.http.media_types import JSON_TYPE, TEXT_TYPE
 from baton_router.http.observers import CONTEXT, Observers
@@ -55,13 +57,18 @@ class PoolRoutes:
 
     async def models(self, request: web.Request) -> web.Response:
         data = [self._model(name) for name in self.fleet.offers.names()]
+        if VERSION_HEADER in request.headers:
+            return json_response(ModelPage.of(data))
         return json_response(ModelList(object="list", data=data))
 
     async def model(self, request: web.Request) -> web.Response:
         name = request.match_info["model"]
         if name not in self.fleet.offers.names():
             raise self.fleet.offers.no_model(name)
-        return json_response(self._model(name))
+        model = self._model(name)
+        if VERSION_HEADER in request.headers:
+            return json_response(ModelInfo.of(model))
+        return json_response(model)
 
     async def health(self, request: web.Request) -> web.Response:
         return json_response(Health(status="ok"))

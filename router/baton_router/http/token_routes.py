@@ -1,5 +1,6 @@
 """Routes that show a model's tokens and generate none: /tokenize, /detokenize, /tokenizer_info, and
-/v1/chat/completions/render and /v1/completions/render, with vLLM's names.
+/v1/chat/completions/render and /v1/completions/render, with vLLM's names; and Anthropic's
+/v1/messages/count_tokens.
 
 In: aiohttp requests; the middleware has set their tenant. Out: JSON. They need the model's small
 files, which the router has, and no node. Bodies have the bounds of a generation's.
@@ -15,6 +16,9 @@ from typing import Any
 
 from aiohttp import web
 
+from baton_router.anthropic.answers import CountedTokens
+from baton_router.anthropic.fields import COUNT_ROUTE
+from baton_router.anthropic.messages import MessagesCall
 from baton_router.http.body_limits import BodyLimits
 from baton_router.http.json_response import json_response
 from baton_router.http.observers import CONTEXT
@@ -77,6 +81,7 @@ class TokenRoutes:
         return [
             web.post(TOKENIZE, self.tokenize),
             web.post(DETOKENIZE, self.detokenize),
+            web.post(COUNT_ROUTE, self.count_tokens),
             web.get(TOKENIZER_INFO, self.tokenizer_info),
             web.post(CHAT_RENDER, self.render_chat),
             web.post(COMPLETIONS_RENDER, self.render_completions),
@@ -111,6 +116,14 @@ class TokenRoutes:
                 len(ids), partial(serving.model.tokenizer.decode, ids, skip_special_tokens=False)
             )
         return json_response(Detokenized(prompt=text))
+
+    async def count_tokens(self, request: web.Request) -> web.Response:
+        async with self.bodies.of(request, request[CONTEXT].tenant_name) as body:
+            call = await body.parsed(MessagesCall.parse_counted)
+            serving = self.offers.choose(call.options.model)
+            async with body.turn():
+                ids = await tokenize_prompt(call, serving)
+        return json_response(CountedTokens(input_tokens=len(ids)))
 
     async def tokenizer_info(self, request: web.Request) -> web.Response:
         """tokenizer_config.json, with the chat template wherever the model has it."""

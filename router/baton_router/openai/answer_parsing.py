@@ -155,7 +155,7 @@ class AnswerParsing:
         name, _, why = str(error).partition(": ")
         function = None if self.tools is None else self.tools.functions.get(name)
         if function is not None and why:
-            field = f"{function.field}.parameters"
+            field = function.field
             return InvalidRequest(f"{field}: {shorten_reason(why)}", param=field)
         return InvalidRequest(
             f"{', '.join(self.fields)}: {shorten_reason(str(error))}",

@@ -60,9 +60,16 @@ class AnswerPieces:
 
     def finish(self, index: int, finish: FinishReason) -> ChatFinish:
         """How the choice finished, once all its pieces are read."""
-        if finish != "stop" or self._parsing is None or not self._parsing.calls_end:
+        if self._parsing is None or not self._parsing.calls_end:
             return finish
-        return "tool_calls" if self._reader(index, self._parsing).has_whole_calls else finish
+        return "tool_calls" if self.ends_in_calls(index, finish) else finish
+
+    def ends_in_calls(self, index: int, finish: FinishReason) -> bool:
+        """Whether the choice ended by itself with calls that are whole, once all its pieces are
+        read."""
+        if finish != "stop" or self._parsing is None:
+            return False
+        return self._reader(index, self._parsing).has_whole_calls
 
     def call_id(self, index: int, number: int) -> str:
         """The id of a choice's call."""

@@ -14,6 +14,7 @@ from baton_protocol.errors import ErrorRecord
 from baton_router.openai.answers import ErrorAnswer, event
 from baton_router.openai.call import Call
 
+WAITING = b": waiting\n\n"  # an SSE comment, which clients ignore
 ErrorBody = Callable[[ErrorRecord, str], Any]
 
 
@@ -30,7 +31,9 @@ class Dialect:
     """`endpoint` names the route in metrics, logs and explanations, `operation` in traces (as
     OpenTelemetry's `gen_ai.operation.name`). `prefix` begins the ids of its answers. `parse` raises
     InvalidRequest and MalformedBody. `error_body` makes the record of an error's JSON from the
-    error and the request's id; `error_event` is an error of a stream that shows nothing yet."""
+    error and the request's id; `error_event` is an error of a stream that shows nothing yet.
+    `waiting` keeps a stream without tokens alive. `id_header` names the header in which its clients
+    look for the request's id, beside `x-request-id`."""
 
     route: str
     endpoint: str
@@ -39,3 +42,5 @@ class Dialect:
     parse: Callable[[bytearray], Call]
     error_body: ErrorBody = _openai_error
     error_event: Callable[[ErrorRecord], bytes] = _openai_error_event
+    waiting: bytes = WAITING
+    id_header: str = ""

@@ -45,7 +45,12 @@ def sampling_values(fields: GenerationFields) -> Json:
     if fields.vllm_xargs:
         given["extra_args"] = fields.vllm_xargs
     limit = getattr(fields, limit_field(fields))
-    return _likeliest(_DEFAULTS | given | ({} if limit is None else {"max_tokens": limit}))
+    return with_defaults(given | ({} if limit is None else {"max_tokens": limit}))
+
+
+def with_defaults(given: Json) -> Json:
+    """The given parameters, with the defaults of those that are not the model's."""
+    return _likeliest(_DEFAULTS | given)
 
 
 def _likeliest(sampling: Json) -> Json:

@@ -8,7 +8,7 @@ be enforced depends on the model.
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -46,12 +46,10 @@ CHOICES: tuple[Choice, ...] = ("none", "auto", "required")
 MAX_TOOLS = 128
 MAX_NAME = 64
 MAX_DESCRIPTION = 64 << 10  # characters
-NAME = rf"[a-zA-Z0-9_.-]{{1,{MAX_NAME}}}"
 TOOLS_AGREE = (
     "names in tools differ, all parameters together are bounded, and tool_choice and"
     " parallel_tool_calls come with tools and ask for what those have"
 )
-_NAME = re.compile(NAME)
 _NO_PARAMETERS: Json = {"type": "object", "properties": {}}
 _FUNCTION = only(("function",), "the only supported type is function")
 CALLS_SCHEMA: Schema = {
@@ -77,17 +75,14 @@ CALLS_SCHEMA: Schema = {
 
 @dataclass(frozen=True, slots=True)
 class Function:
-    """A function that the model may call. `position` is its index in the client's `tools`."""
+    """A function that the model may call. `field` is the path of its parameters' schema in the
+    client's body."""
 
-    position: int
+    field: str
     name: str
     description: str | None
     parameters: Json
     strict: bool
-
-    @property
-    def field(self) -> str:
-        return f"tools[{self.position}].function"
 
     def template_form(self) -> Json:
         """The function as chat templates expect it."""
@@ -135,14 +130,18 @@ class RequestedTools:
         return [function.template_form() for function in self.functions.values()]
 
 
-def _function_name(allowed: str) -> ValueKind[str]:
+def function_name(allowed: str, most: int = MAX_NAME) -> ValueKind[str]:
+    """A name of 1 to `most` characters. `allowed` is the error for any other value."""
+    pattern = rf"[a-zA-Z0-9_.-]{{1,{most}}}"
+    name = re.compile(pattern)
+
     def read(at: str, value: Any) -> str:
-        if not isinstance(value, str) or _NAME.fullmatch(value) is None:
+        if not isinstance(value, str) or name.fullmatch(value) is None:
             raise wrong(at, value, allowed)
         return value
 
-    lengths = {"minLength": 1, "maxLength": MAX_NAME}
-    return ValueKind(read, {"type": "string", "pattern": f"^{NAME}$"} | lengths)
+    lengths = {"minLength": 1, "maxLength": most}
+    return ValueKind(read, {"type": "string", "pattern": f"^{pattern}$"} | lengths)
 
 
 class FunctionFields(FieldTable, open=True):
@@ -151,7 +150,7 @@ class FunctionFields(FieldTable, open=True):
     cache_control = ignored(ANYTHING, CACHED)
     input_schema = refused("use `function.parameters`")
     name = required(
-        _function_name(f"it must have 1 to {MAX_NAME} characters: letters, digits, _ . -"),
+        function_name(f"it must have 1 to {MAX_NAME} characters: letters, digits, _ . -"),
         f"up to {MAX_NAME} letters, digits, `_`, `.`, `-`",
     )
     description = optional(text(MAX_DESCRIPTION), "passed to the model's template")
@@ -190,19 +189,25 @@ def _read_tools(at: str, value: Any) -> OfferedTools:
         raise wrong(at, value, "it must be a list of functions")
     if not value:
         raise wrong(at, value, "name at least one function, or leave this field out")
-    if len(value) > MAX_TOOLS:
-        raise InvalidRequest(f"{at} has {len(value)} functions; at most {MAX_TOOLS}", param=at)
+    return offered_tools(at, value, _function_of)
+
+
+def offered_tools(at: str, tools: list[Any], read: Callable[[str, Any], Function]) -> OfferedTools:
+    """The functions by name. `read` gets a tool's path in the client's body and the tool. Raise
+    InvalidRequest if two have the same name, or if all together are too many or too large."""
+    if len(tools) > MAX_TOOLS:
+        raise InvalidRequest(f"{at} has {len(tools)} functions; at most {MAX_TOOLS}", param=at)
     functions: dict[str, Function] = {}
     size = 0
-    for position, tool in enumerate(value):
-        function = _function_of(position, f"{at}[{position}]", tool)
+    for position, tool in enumerate(tools):
+        function = read(f"{at}[{position}]", tool)
         if function.name in functions:
             raise InvalidRequest(
                 f"{at} holds two functions named {function.name!r}; each needs a name of its own",
                 param=at,
             )
         functions[function.name] = function
-        size += len(encode_bounded(f"{function.field}.parameters", function.parameters))
+        size += len(encode_bounded(function.field, function.parameters))
     if size > MAX_GRAMMAR_BYTES:
         raise InvalidRequest(
             f"the parameters of all tools have {size} characters; at most {MAX_GRAMMAR_BYTES}",
@@ -212,10 +217,15 @@ def _read_tools(at: str, value: Any) -> OfferedTools:
     return OfferedTools(functions, size + described)
 
 
-def _function_of(position: int, at: str, tool: Any) -> Function:
+def _function_of(at: str, tool: Any) -> Function:
     function = read_fields(ToolFields, object_at(at, tool), at).function
-    parameters = _NO_PARAMETERS if function.parameters is None else function.parameters
-    return Function(position, function.name, function.description, parameters, function.strict)
+    return Function(
+        field=f"{at}.function.parameters",
+        name=function.name,
+        description=function.description,
+        parameters=_NO_PARAMETERS if function.parameters is None else function.parameters,
+        strict=function.strict,
+    )
 
 
 TOOLS = ValueKind(
@@ -235,7 +245,7 @@ TOOLS = ValueKind(
 class ChosenFunction(FieldTable, open=True):
     """The members of `tool_choice.function`."""
 
-    name = required(_function_name("it must be the name of one of tools"), "one of `tools`")
+    name = required(function_name("it must be the name of one of tools"), "one of `tools`")
     description = ignored(ANYTHING, "the tool's own counts")
     parameters = ignored(ANYTHING, "the tool's own counts")
     strict = ignored(ANYTHING, "the tool's own counts")

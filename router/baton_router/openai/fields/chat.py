@@ -21,6 +21,17 @@ _NEEDS_TOOLS = "it needs tools: send some, or leave this field out"
 _TEMPLATE_NAMES = {"not": {"enum": list(RESERVED)}}
 
 
+def check_template_names(kwargs: Json) -> None:
+    """Refuse values that a client does not set in `chat_template_kwargs`."""
+    for name in RESERVED:
+        if name in kwargs:
+            raise InvalidRequest(
+                f"chat_template_kwargs holds {name!r}, which is no value of a template; a"
+                " client sets it by a field of its own, or not at all",
+                param="chat_template_kwargs",
+            )
+
+
 class ChatFields(GenerationFields, route="/v1/chat/completions"):
     """A chat's body."""
 
@@ -113,13 +124,7 @@ class ChatFields(GenerationFields, route="/v1/chat/completions"):
                 "documents stand in chat_template_kwargs too; leave out one of both",
                 param="documents",
             )
-        for name in RESERVED:
-            if name in kwargs:
-                raise InvalidRequest(
-                    f"chat_template_kwargs holds {name!r}, which is no value of a template; a"
-                    " client sets it by a field of its own, or not at all",
-                    param="chat_template_kwargs",
-                )
+        check_template_names(kwargs)
 
     @rule("tools", "tool_choice", "parallel_tool_calls", schemas=[{"description": TOOLS_AGREE}])
     def check_tools(self) -> None:
