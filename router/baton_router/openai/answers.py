@@ -272,9 +272,14 @@ class ModelList(Closed):
 
 def event(answer: ChatCompletionChunk | CompletionChunk | ErrorAnswer) -> bytes:
     """The answer as a server-sent event: one line for every client, however it splits lines."""
+    return b"data: %b\n\n" % event_data(answer)
+
+
+def event_data(answer: msgspec.Struct) -> bytes:
+    """The JSON of an event, without characters that a client may take for the end of a line."""
     data = _ENCODER.encode(answer)
     if not data.isascii():
         for char, escape in LINE_BREAKS:
             if char[-1] in data:  # at 50 ns; a search for two or three bytes takes 700 ns
                 data = data.replace(char, escape)
-    return b"data: %b\n\n" % data
+    return data

@@ -8,7 +8,7 @@ be enforced depends on the model.
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -52,7 +52,7 @@ TOOLS_AGREE = (
     " parallel_tool_calls come with tools and ask for what those have"
 )
 _NAME = re.compile(NAME)
-_NO_PARAMETERS: Json = {"type": "object", "properties": {}}
+NO_PARAMETERS: Json = {"type": "object", "properties": {}}
 _FUNCTION = only(("function",), "the only supported type is function")
 CALLS_SCHEMA: Schema = {
     "type": "array",
@@ -77,17 +77,13 @@ CALLS_SCHEMA: Schema = {
 
 @dataclass(frozen=True, slots=True)
 class Function:
-    """A function that the model may call. `position` is its index in the client's `tools`."""
+    """A function that the model may call. `field` is its path in the client's body."""
 
-    position: int
+    field: str
     name: str
     description: str | None
     parameters: Json
     strict: bool
-
-    @property
-    def field(self) -> str:
-        return f"tools[{self.position}].function"
 
     def template_form(self) -> Json:
         """The function as chat templates expect it."""
@@ -135,7 +131,9 @@ class RequestedTools:
         return [function.template_form() for function in self.functions.values()]
 
 
-def _function_name(allowed: str) -> ValueKind[str]:
+def function_name(allowed: str) -> ValueKind[str]:
+    """The name of a function; `allowed` is the error for another value."""
+
     def read(at: str, value: Any) -> str:
         if not isinstance(value, str) or _NAME.fullmatch(value) is None:
             raise wrong(at, value, allowed)
@@ -151,7 +149,7 @@ class FunctionFields(FieldTable, open=True):
     cache_control = ignored(ANYTHING, CACHED)
     input_schema = refused("use `function.parameters`")
     name = required(
-        _function_name(f"it must have 1 to {MAX_NAME} characters: letters, digits, _ . -"),
+        function_name(f"it must have 1 to {MAX_NAME} characters: letters, digits, _ . -"),
         f"up to {MAX_NAME} letters, digits, `_`, `.`, `-`",
     )
     description = optional(text(MAX_DESCRIPTION), "passed to the model's template")
@@ -192,10 +190,17 @@ def _read_tools(at: str, value: Any) -> OfferedTools:
         raise wrong(at, value, "name at least one function, or leave this field out")
     if len(value) > MAX_TOOLS:
         raise InvalidRequest(f"{at} has {len(value)} functions; at most {MAX_TOOLS}", param=at)
+    return offered_tools(
+        at, [_function_of(f"{at}[{position}]", tool) for position, tool in enumerate(value)]
+    )
+
+
+def offered_tools(at: str, offered: Sequence[Function]) -> OfferedTools:
+    """The functions that a client offers in the field `at`. Raise InvalidRequest for two of one
+    name, and for too large parameters."""
     functions: dict[str, Function] = {}
     size = 0
-    for position, tool in enumerate(value):
-        function = _function_of(position, f"{at}[{position}]", tool)
+    for function in offered:
         if function.name in functions:
             raise InvalidRequest(
                 f"{at} holds two functions named {function.name!r}; each needs a name of its own",
@@ -212,10 +217,11 @@ def _read_tools(at: str, value: Any) -> OfferedTools:
     return OfferedTools(functions, size + described)
 
 
-def _function_of(position: int, at: str, tool: Any) -> Function:
+def _function_of(at: str, tool: Any) -> Function:
     function = read_fields(ToolFields, object_at(at, tool), at).function
-    parameters = _NO_PARAMETERS if function.parameters is None else function.parameters
-    return Function(position, function.name, function.description, parameters, function.strict)
+    parameters = NO_PARAMETERS if function.parameters is None else function.parameters
+    field = f"{at}.function"
+    return Function(field, function.name, function.description, parameters, function.strict)
 
 
 TOOLS = ValueKind(
@@ -235,7 +241,7 @@ TOOLS = ValueKind(
 class ChosenFunction(FieldTable, open=True):
     """The members of `tool_choice.function`."""
 
-    name = required(_function_name("it must be the name of one of tools"), "one of `tools`")
+    name = required(function_name("it must be the name of one of tools"), "one of `tools`")
     description = ignored(ANYTHING, "the tool's own counts")
     parameters = ignored(ANYTHING, "the tool's own counts")
     strict = ignored(ANYTHING, "the tool's own counts")
