@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from functools import partial
 
 from baton_protocol.errors import ErrorRecord
@@ -20,12 +20,20 @@ from baton_router.requests.long_work import LONG_PROMPT, in_thread_if_long
 from baton_router.requests.output_queue import Batch
 from baton_router.requests.prepared import Prepared
 
+# Keeps an answer before its last bytes are sent, so that its client can ask for it from then on.
+Keep = Callable[[], Awaitable[None]]
+
 
 class AnswerEncoder:
     """Encode only after the context has requests in flight."""
 
     def __init__(
-        self, dialect: Dialect, call: Call, prepared: Sequence[Prepared], context: RequestContext
+        self,
+        dialect: Dialect,
+        call: Call,
+        prepared: Sequence[Prepared],
+        context: RequestContext,
+        keep: Keep | None = None,
     ) -> None:
         self._dialect = dialect
         self._call = call
@@ -34,6 +42,7 @@ class AnswerEncoder:
         self._params = prepared[0].request.params
         self._scored = self._params.prompt_logprobs is not None
         self._context = context
+        self._keep = keep
         self._id = dialect.prefix + context.id
         self._created = int(time.time())
         self._shape: Shape | None = None
@@ -60,7 +69,10 @@ class AnswerEncoder:
     async def encode_end(self) -> bytes:
         """The last bytes of a stream that did not fail."""
         usage = await self._final_usage() if self._call.options.include_usage else None
-        return self._get_shape().end(usage)
+        data = self._get_shape().end(usage)
+        if self._keep is not None:
+            await self._keep()
+        return data
 
     def error_event(self, error: ErrorRecord) -> bytes:
         """The last bytes of a stream that failed."""
@@ -79,8 +91,12 @@ class AnswerEncoder:
         choices, usage = self._collected, await self._final_usage()
         scored = any(choice.logprobs or choice.prompt_logprobs for choice in choices)
         if scored or self._prompts_are_long():
-            return await asyncio.to_thread(lambda: self._get_shape().answer(choices, usage))
-        return self._get_shape().answer(choices, usage)
+            data = await asyncio.to_thread(lambda: self._get_shape().answer(choices, usage))
+        else:
+            data = self._get_shape().answer(choices, usage)
+        if self._keep is not None:
+            await self._keep()
+        return data
 
     # --- both -------------------------------------------------------------------------------------
 

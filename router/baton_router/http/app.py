@@ -26,7 +26,7 @@ from baton_router.http.browser_guard import BrowserGuard, check_type
 from baton_router.http.cors import Cors, is_preflight
 from baton_router.http.dialects import DIALECTS
 from baton_router.http.drain import DrainRoutes
-from baton_router.http.generation import GenerationRoutes
+from baton_router.http.generation import CLIENT_LEFT, GenerationRoutes
 from baton_router.http.headers import EXACT_HEADER, ID_HEADER, OWN_ID_HEADER, PLACEMENT_HEADER
 from baton_router.http.json_response import json_response
 from baton_router.http.media_types import JSON_TYPE
@@ -37,6 +37,7 @@ from baton_router.http.plain_path import COMMANDS
 from baton_router.http.pool_routes import PoolRoutes
 from baton_router.http.prefix_cache import RESET_PATH, PrefixCacheRoutes
 from baton_router.http.prefixes import PREFIXES_PATH, PrefixRoutes
+from baton_router.http.responses import ResponseRoutes
 from baton_router.http.token_routes import DETOKENIZE, TOKENIZE, TOKENIZER_INFO, TokenRoutes
 from baton_router.nodes.node_calls import NodeCalls
 from baton_router.nodes.pin_keeper import PinKeeper
@@ -49,7 +50,6 @@ from baton_router.settings import RouterSettings
 KEYED = ("/v1/", "/requests/", TOKENIZE, DETOKENIZE, TOKENIZER_INFO)
 ADMINS = ("/pool", "/metrics")  # these need an admin's key
 NODE_ADMINS = (COMMANDS, f"{RESET_PATH}/", f"{PREFIXES_PATH}/")  # these change what nodes do
-CLIENT_LEFT = 499
 RETRY_AFTER_S = 1
 ROUTER_DIGITS = 8
 _CODES = {404: "not_found", 405: "method_not_allowed"}
@@ -70,6 +70,7 @@ class Api:
     pool: PoolRoutes
     pins: PrefixPins
     keeper: PinKeeper
+    responses: ResponseRoutes
     node_calls: NodeCalls
     clock: Callable[[], float]
 
@@ -99,7 +100,7 @@ def build_app(api: Api) -> web.Application:
         [
             *(*api.generation.routes(), *api.pool.routes(), *drains.routes(), *sleeps.routes()),
             *(*PrefixCacheRoutes(api.pool.fleet).routes(), *prefixes.routes()),
-            *(*tokens.routes(), openapi),
+            *(*tokens.routes(), *api.responses.routes(), openapi),
         ],
     )
     return app

@@ -9,6 +9,7 @@ queue, and its running ones are cancelled.
 
 from __future__ import annotations
 
+import asyncio
 import random
 from collections.abc import Callable
 from contextlib import nullcontext
@@ -23,7 +24,7 @@ from baton_router.admission.admission import Admission
 from baton_router.admission.cold_start import ColdStart
 from baton_router.errors import RequestFailed, error_record
 from baton_router.http.answer import Answer
-from baton_router.http.answer_encoder import AnswerEncoder
+from baton_router.http.answer_encoder import AnswerEncoder, Keep
 from baton_router.http.body_limits import Body, BodyLimits
 from baton_router.http.dialects import DIALECTS
 from baton_router.http.event_stream import EventStream
@@ -38,7 +39,10 @@ from baton_router.openai.dialect import Dialect
 from baton_router.requests.context import RequestContext
 from baton_router.requests.dispatcher import Dispatcher
 from baton_router.requests.tokenize import prepare
+from baton_router.responses.call import RESPONSES
 from baton_router.settings import RouterSettings
+
+CLIENT_LEFT = 499
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -66,8 +70,11 @@ class GenerationRoutes:
     answering: int = 0
 
     def routes(self) -> list[web.RouteDef]:
+        """All but that of responses, which may be kept (see `http/responses`)."""
         return [
-            web.post(route, partial(self.serve, dialect)) for route, dialect in DIALECTS.items()
+            web.post(route, partial(self.serve, dialect))
+            for route, dialect in DIALECTS.items()
+            if dialect is not RESPONSES
         ]
 
     def why_unready(self) -> str | None:
@@ -77,25 +84,35 @@ class GenerationRoutes:
         return None if self.intake.cold_start.enabled else self.fleet.offers.why_unready()
 
     async def serve(self, dialect: Dialect, request: web.Request) -> web.StreamResponse:
-        context = request[CONTEXT]
-        assert context.tenant is not None, "the middleware sets the tenant"
-        async with self.intake.bodies.of(request, context.tenant.name) as body:
-            call = await body.parsed(dialect.parse)
-            if self.draining:
-                raise Unavailable("the router is shutting down; send the request again")
-            ranking = self._requested_ranking(request)
-            self._count_answering(1)
-            try:
-                if call.options.stream:
-                    return await self._stream(request, body, call, ranking)
-                answer, deadline = await self._prepare(call, context, body=body, ranking=ranking)
-                whole = await answer.whole(deadline)
-            finally:
-                self._count_answering(-1)
+        async with self.intake.bodies.of(request, request[CONTEXT].tenant_name) as body:
+            return await self.respond(request, body, await body.parsed(dialect.parse))
+
+    async def respond(
+        self, request: web.Request, body: Body, call: Call, keep: Keep | None = None
+    ) -> web.StreamResponse:
+        """Answer the call of this body, which is released once its prompts are ids."""
+        if self.draining:
+            raise Unavailable("the router is shutting down; send the request again")
+        ranking = self._requested_ranking(request)
+        self._count_answering(1)
+        try:
+            if call.options.stream:
+                return await self._stream(request, body, call, ranking, keep)
+            answer, deadline = await self._prepare(
+                call, request[CONTEXT], body=body, ranking=ranking, keep=keep
+            )
+            whole = await answer.whole(deadline)
+        finally:
+            self._count_answering(-1)
         return web.Response(body=whole, content_type=JSON_TYPE)
 
     async def _stream(
-        self, request: web.Request, body: Body, call: Call, ranking: Ranking | None
+        self,
+        request: web.Request,
+        body: Body,
+        call: Call,
+        ranking: Ranking | None,
+        keep: Keep | None,
     ) -> web.StreamResponse:
         """Stream the call's answer. An error after the stream has begun is its last event."""
         context = request[CONTEXT]
@@ -103,7 +120,7 @@ class GenerationRoutes:
         events = EventStream(request, self.settings.keepalive_s, context.dialect.error_event)
         try:
             answer, deadline = await self._prepare(
-                call, context, body=body, events=events, ranking=ranking
+                call, context, body=body, events=events, ranking=ranking, keep=keep
             )
             return await answer.stream(deadline)
         except (BatonError, RequestFailed) as error:
@@ -123,19 +140,22 @@ class GenerationRoutes:
         rankings = ", ".join(RANKINGS)
         raise InvalidRequest(f"{POLICY_HEADER} is {header!r}; use {rankings}", param=POLICY_HEADER)
 
-    async def ask(self, call: Call, context: RequestContext) -> bytes:
+    async def ask(self, call: Call, context: RequestContext, keep: Keep | None = None) -> bytes:
         """The JSON of the answer to a call that no HTTP request of its own waits for. The context
         has the call's dialect and tenant. Raise BatonError, RequestFailed."""
         self.observers.begin_call(context, "")
         status = InternalError.status
         self._count_answering(1)
         try:
-            answer, deadline = await self._prepare(call, context)
+            answer, deadline = await self._prepare(call, context, keep=keep)
             whole = await answer.whole(deadline)
             status = 200
         except (BatonError, RequestFailed) as error:
             context.failure = error_record(error)
             status = context.failure.status
+            raise
+        except asyncio.CancelledError:
+            status = CLIENT_LEFT
             raise
         finally:
             self._count_answering(-1)
@@ -150,6 +170,7 @@ class GenerationRoutes:
         body: Body | None = None,
         events: EventStream | None = None,
         ranking: Ranking | None = None,
+        keep: Keep | None = None,
     ) -> tuple[Answer, float]:
         """The call's answer, not yet begun, and its deadline. `events` is set for a stream. `body`
         is released once its prompts are ids."""
@@ -178,7 +199,7 @@ class GenerationRoutes:
         context.generates = call.options.generates
         answer = Answer(
             PromptStarter(self.intake.admission, self.dispatcher, context, prepared, waits_until),
-            AnswerEncoder(context.dialect, call, prepared, context),
+            AnswerEncoder(context.dialect, call, prepared, context, keep),
             events,
             context=context,
             watch=Stopwatch(self.observers.metrics, self.clock, context),

@@ -36,6 +36,9 @@ from baton_router.http.pool_records import Pool
 from baton_router.http.prefix_cache import RESET_PATH, CacheReset
 from baton_router.http.prefixes import PREFIXES_PATH, Prefix, PrefixFields, PrefixList
 from baton_router.http.readiness import Health, Readiness
+from baton_router.http.responses import CANCEL as CANCEL_RESPONSE
+from baton_router.http.responses import INPUT_ITEMS, INPUT_TOKENS
+from baton_router.http.responses import ONE as ONE_RESPONSE
 from baton_router.http.token_routes import (
     CHAT_RENDER,
     COMPLETIONS_RENDER,
@@ -60,6 +63,10 @@ from baton_router.openai.fields.chat import ChatFields
 from baton_router.openai.fields.completions import CompletionFields
 from baton_router.openai.fields.table import FieldTable, schema_of
 from baton_router.openai.fields.tokens import DetokenizeFields, TokenizeFields
+from baton_router.responses.call import RESPONSES
+from baton_router.responses.events import ResponseEvent
+from baton_router.responses.fields import InputTokenFields, ResponseFields
+from baton_router.responses.records import DeletedResponse, InputItemList, InputTokens, Response
 
 Json = dict[str, Any]
 OPENAPI = "3.1.0"
@@ -69,6 +76,8 @@ REF = "#/components/schemas/{name}"
 BODIES: Mapping[str, type[FieldTable]] = {
     "ChatRequest": ChatFields,
     "CompletionRequest": CompletionFields,
+    "ResponseRequest": ResponseFields,
+    "InputTokensRequest": InputTokenFields,
     "TokenizeRequest": TokenizeFields,
     "DetokenizeRequest": DetokenizeFields,
     "DrainRequest": DrainFields,
@@ -78,9 +87,10 @@ BODIES: Mapping[str, type[FieldTable]] = {
 }
 
 # Groups of operations for generated clients and pages.
-Tag = Literal["generation", "tokens", "models", "requests", "health", "operations"]
+Tag = Literal["generation", "responses", "tokens", "models", "requests", "health", "operations"]
 TAGS: Mapping[Tag, str] = {
     "generation": "Answers to conversations and continuations of prompts.",
+    "responses": "OpenAI's Responses API: answers that are streamed as events, kept and continued.",
     "tokens": "The tokens of texts and conversations, and the texts of tokens.",
     "models": "The models that the pool serves.",
     "requests": "How a request was served: its placement, the reason, and how long each part took.",
@@ -91,6 +101,7 @@ PARAMETERS: Mapping[str, str] = {
     "model": "The model's name, as `/v1/models` lists it.",
     "id": "The id of a request, from the `x-baton-request-id` header of its answer; or of a prefix,"
     " as `/prefixes` lists it.",
+    "response": "The id of a response that is kept.",
     "node": "The node's id, as `/pool` lists it.",
 }
 INFO: Json = {
@@ -126,6 +137,14 @@ NOT_SERVED: Json = {
     "description": "Whether to clear the KV store, which is not supported.",
     "schema": {"type": "string", "enum": ["false"], "default": "false"},
 }
+ITEMS_LIMIT: Json = {
+    "description": "The number of items.",
+    "schema": {"type": "integer", "minimum": 1, "maximum": 100, "default": 20},
+}
+ITEMS_ORDER: Json = {
+    "description": "The order of the items.",
+    "schema": {"type": "string", "enum": ["asc", "desc"], "default": "desc"},
+}
 REQUEST_ID: Json = {
     "name": "x-request-id",
     "in": "header",
@@ -147,9 +166,9 @@ class OpenAPIOperation:
     """One method of one route.
 
     `answers` are the successful answers by status (and any other without the error's shape); with
-    `listed`, a list of them. `event` is the record in a stream's events. `body` is a key of BODIES.
-    The operation needs a key if its errors include Unauthorized. `query` are its query
-    parameters."""
+    `listed`, a list of them. `event` is the record in a stream's events, or the union of them.
+    `body` is a key of BODIES. The operation needs a key if its errors include Unauthorized. `query`
+    are its query parameters."""
 
     method: str
     path: str
@@ -160,7 +179,7 @@ class OpenAPIOperation:
     errors: Errors = _ANY
     body: str | None = None
     body_required: bool = True
-    event: type | None = None
+    event: Any = None
     listed: bool = False
     query: Mapping[str, Json] = field(default_factory=dict)
 
@@ -248,6 +267,69 @@ OPERATIONS = (
         errors=_GENERATION,
         body="CompletionRequest",
         event=CompletionChunk,
+    ),
+    OpenAPIOperation(
+        method="POST",
+        path=RESPONSES.route,
+        tag="responses",
+        summary="Answer a conversation of items",
+        description="Generates the items that follow those of the input: reasoning, messages and "
+        "calls. With `stream` the answer is a sequence of server-sent events, and the schema is "
+        "that of one event.",
+        answers={200: Response},
+        errors=_GENERATION,
+        body="ResponseRequest",
+        event=ResponseEvent,
+    ),
+    OpenAPIOperation(
+        method="POST",
+        path=INPUT_TOKENS,
+        tag="responses",
+        summary="Count the tokens of an input",
+        description="The number of tokens of the prompt that the same body would have as a "
+        "response.",
+        answers={200: InputTokens},
+        errors=_WITH_BODY,
+        body="InputTokensRequest",
+    ),
+    OpenAPIOperation(
+        method="GET",
+        path=ONE_RESPONSE,
+        tag="responses",
+        summary="Get a response",
+        description="A response that is kept.",
+        answers={200: Response},
+        errors=(*_KEYED, NotFound, Unavailable),
+    ),
+    OpenAPIOperation(
+        method="DELETE",
+        path=ONE_RESPONSE,
+        tag="responses",
+        summary="Delete a response",
+        description="The response is no longer kept.",
+        answers={200: DeletedResponse},
+        errors=(*_KEYED, NotFound, Unavailable),
+    ),
+    OpenAPIOperation(
+        method="POST",
+        path=CANCEL_RESPONSE,
+        tag="responses",
+        summary="Cancel a response",
+        description="Stops a response that is made in the background. One that has ended stays as "
+        "it is.",
+        answers={200: Response},
+        errors=(*_KEYED, NotFound, Unavailable),
+    ),
+    OpenAPIOperation(
+        method="GET",
+        path=INPUT_ITEMS,
+        tag="responses",
+        summary="List the input of a response",
+        description="Lists the items that a kept response answers, with those of the responses "
+        "before it.",
+        answers={200: InputItemList},
+        errors=(*_KEYED, NotFound, Unavailable),
+        query={"limit": ITEMS_LIMIT, "order": ITEMS_ORDER},
     ),
     OpenAPIOperation(
         method="POST",
@@ -495,7 +577,7 @@ def _schemas(operations: Sequence[OpenAPIOperation]) -> dict[str, Json]:
     """Schemas of all answers and of the records in them, for `components/schemas`."""
     answers: list[type | None] = [ErrorAnswer]
     for operation in operations:
-        answers += [*operation.answers.values(), operation.event]
+        answers += [*operation.answers.values(), *_events(operation.event)]
     records = dict.fromkeys(answer for answer in answers if answer not in (None, dict))
     _, components = msgspec.json.schema_components(records, ref_template=REF)
     for component in components.values():
@@ -508,9 +590,14 @@ def _schemas(operations: Sequence[OpenAPIOperation]) -> dict[str, Json]:
     return components
 
 
-def _event(event: type) -> Json:
+def _events(event: Any) -> Sequence[type]:
+    """The records of a stream's events."""
+    return get_args(event) or ((event,) if event is not None else ())
+
+
+def _event(event: Any) -> Json:
     """The schema of one event of a stream, since OpenAPI 3.1 cannot describe the sequence."""
-    shapes = {"anyOf": [_ref(event), _ref(ErrorAnswer)]}
+    shapes = {"anyOf": [*map(_ref, _events(event)), _ref(ErrorAnswer)]}
     encoded = {"type": "string", "contentMediaType": JSON_TYPE, "contentSchema": shapes}
     data = {"anyOf": [{"const": "[DONE]"}, encoded]}
     return {"type": "object", "properties": {"data": data}, "required": ["data"]}
