@@ -16,7 +16,6 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import re
 import time
 from collections.abc import Callable
 from functools import partial
@@ -28,7 +27,6 @@ from baton_protocol.errors import (
     BatonError,
     InternalError,
     InvalidRequest,
-    NotFound,
     QueueFull,
     Unavailable,
 )
@@ -40,7 +38,6 @@ from baton_router.openai.answers import CommonFields
 from baton_router.requests.context import RequestContext
 from baton_router.requests.tokenize import tokenize_prompt
 from baton_router.responses.call import RESPONSES, ResponseCall
-from baton_router.responses.fields import ID_PATTERN
 from baton_router.responses.kept import UNFINISHED, KeptResponses, error_of
 from baton_router.responses.records import (
     DeletedResponse,
@@ -59,7 +56,6 @@ CANCEL_S = 5.0  # that a client waits for the end of a response that it cancels
 POLL_S = 0.05
 FAREWELL_S = 1.0  # for the last states of responses when the router stops
 LIMIT, MAX_LIMIT = 20, 100  # items of a page
-_ID = re.compile(ID_PATTERN)
 
 logger = logging.getLogger(__name__)
 
@@ -281,12 +277,5 @@ class ResponseRoutes:
 
 
 def _named(request: web.Request) -> tuple[str, str]:
-    """The tenant, and the id of the response in the path. Raise NotFound for an id of no
-    response."""
-    id = request.match_info["response"]
-    if _ID.fullmatch(id) is None:
-        raise NotFound(
-            f"response {id[:64]!r} does not exist; ids have the form resp_ and 32 hex digits",
-            code="response_not_found",
-        )
-    return request[CONTEXT].tenant_name, id
+    """The tenant, and the id of the response in the path."""
+    return request[CONTEXT].tenant_name, request.match_info["response"]

@@ -52,7 +52,7 @@ from baton_router.openai.tools import (
     function_name,
     offered_tools,
 )
-from baton_router.responses.items import INPUT
+from baton_router.responses.items import INPUT, MAX_ID
 
 LOGPROBS, ENCRYPTED = "message.output_text.logprobs", "reasoning.encrypted_content"
 INCLUDABLE = (LOGPROBS, ENCRYPTED)
@@ -63,15 +63,14 @@ TOOLS_AGREE = (
 )
 ONE_FORM = "at most one of text.format and structured_outputs is there, and no allowed_token_ids"
 MIN_AGREES = "min_tokens is at most what max_output_tokens is, or is by default"
-ID_PATTERN = r"resp_[0-9a-f]{32}"
 _NO_TOOLS_HERE = "this server runs no tools of its own; the only supported type is function"
 _FUNCTION = only(("function",), _NO_TOOLS_HERE)
 
 
 # --- text -----------------------------------------------------------------------------------------
 
-_FORMATS = {"text": (), "json_object": (), "json_schema": ("schema",)}
-_SCHEMA_ONLY = ("schema", "name", "description", "strict")
+_FORMATS = ("text", "json_object", "json_schema")
+_REPEATED = ("name", "description", "strict")  # of a schema
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,7 +85,7 @@ class FormatFields(FieldTable, open=True):
     """The members of `text.format`."""
 
     type = required(
-        only(list(_FORMATS), f"use one of {', '.join(_FORMATS)}"),
+        only(_FORMATS, f"use one of {', '.join(_FORMATS)}"),
         "what the answer must match: anything, an object, or a schema",
     )
     schema = optional(mapping(), "of type `json_schema`: the JSON schema; required there")
@@ -95,15 +94,15 @@ class FormatFields(FieldTable, open=True):
     strict = ignored(boolean(), "each schema is enforced")
 
 
+def _format_schema(types: Sequence[str], *needed: str) -> Json:
+    schema = schema_of(FormatFields)
+    properties = schema["properties"] | {"type": {"enum": list(types)}}
+    properties |= {name: FormatFields.FIELDS[name].kind.schema for name in needed}
+    return schema | {"properties": properties, "required": ["type", *needed]}
+
+
 _FORMAT_SCHEMA: Json = {
-    **schema_of(FormatFields),
-    "anyOf": [
-        {"properties": {"type": {"enum": ["text", "json_object"]}}},
-        {
-            "properties": {"type": {"const": "json_schema"}, "schema": {"type": "object"}},
-            "required": ["schema"],
-        },
-    ],
+    "anyOf": [_format_schema(("text", "json_object")), _format_schema(("json_schema",), "schema")]
 }
 
 
@@ -117,7 +116,7 @@ def _read_format(at: str, value: Any) -> RequestedText:
     if fields.schema is None:
         raise wrong(f"{at}.schema", MISSING, "it must be a JSON schema")
     encoded = encode_bounded(f"{at}.schema", fields.schema)
-    shown |= {name: getattr(fields, name) for name in _SCHEMA_ONLY[1:]}
+    shown |= {name: getattr(fields, name) for name in _REPEATED}
     shown["schema"] = msgspec.Raw(encoded.encode())
     return RequestedText(RequestedGrammar("json", encoded, f"{at}.schema"), shown)
 
@@ -276,16 +275,17 @@ def _read_choice(at: str, value: Any) -> RequestedChoice:
     return RequestedChoice(mode, fields.tools, shown)
 
 
+def _choice_schema(kind: str, *needed: str) -> Json:
+    kinds = {name: ToolChoiceFields.FIELDS[name].kind.schema for name in needed}
+    properties = {"type": {"enum": [kind]}, **kinds}
+    return {"type": "object", "properties": properties, "required": ["type", *needed]}
+
+
 _CHOICE_SCHEMA: Json = {
     "anyOf": [
         {"enum": list(CHOICES)},
-        {
-            **schema_of(ToolChoiceFields),
-            "anyOf": [
-                {"properties": {"type": {"const": "function"}}, "required": ["name"]},
-                {"properties": {"type": {"const": "allowed_tools"}}, "required": ["mode", "tools"]},
-            ],
-        },
+        _choice_schema("function", "name"),
+        _choice_schema("allowed_tools", "mode", "tools"),
     ]
 }
 TOOL_CHOICE = ValueKind(_read_choice, _CHOICE_SCHEMA, ToolChoiceFields)
@@ -350,7 +350,7 @@ class PromptFields(SamplingFields):
     input = required(INPUT, "a text, or the items of the conversation ([below](#items))")
     instructions = optional(text(), "a system message before the conversation; not kept for later")
     previous_response_id = optional(
-        text(pattern=ID_PATTERN, allowed="it must be the id of a response that was kept"),
+        text(MAX_ID),
         "the response that this one continues; it must have been kept ([below](#kept-responses))",
     )
     tools = optional(TOOLS, "functions that the model may call ([tools](tools.md))")

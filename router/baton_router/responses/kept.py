@@ -7,6 +7,7 @@ continues. They are on the index, so a router without one keeps none.
 from __future__ import annotations
 
 import logging
+import re
 from collections.abc import Awaitable, Sequence
 from typing import TypeVar
 
@@ -16,7 +17,7 @@ from baton_kvstore.errors import StoreError
 from baton_kvstore.index.responses import Responses
 from baton_protocol.errors import ErrorRecord, InvalidRequest, NotFound, Unavailable
 from baton_router.openai.fields.kinds import Json
-from baton_router.responses.items import INPUT
+from baton_router.responses.items import INPUT, MAX_ID
 from baton_router.responses.records import Response, ResponseError, ResponseStatus
 
 T = TypeVar("T")
@@ -25,6 +26,7 @@ CONTINUABLE: Sequence[ResponseStatus] = ("completed", "incomplete")
 # A response in the background counts as failed after so many seconds without its router.
 LEASE_S = 15.0
 _RESPONSE, _INPUT = "response", "input"
+_ID = re.compile(r"resp_[0-9a-f]{32}")
 
 logger = logging.getLogger(__name__)
 
@@ -107,7 +109,8 @@ class KeptResponses:
 
     async def delete(self, tenant: str, id: str) -> None:
         """Raise NotFound, Unavailable."""
-        if self._index is None or not await _answer(self._index.delete(tenant, id)):
+        index = self._index_of(id)
+        if not await _answer(index.delete(tenant, id)):
             raise _not_kept(id)
 
     # --- in the background ------------------------------------------------------------------------
@@ -136,12 +139,16 @@ class KeptResponses:
         return await _answer(self._opened("background").is_leased(tenant, id))
 
     async def _values(self, tenant: str, id: str, *names: str) -> list[bytes]:
-        if self._index is None:
-            raise _not_kept(id)
-        values = await _answer(self._index.get(tenant, id, *names))
+        values = await _answer(self._index_of(id).get(tenant, id, *names))
         if values is None:
             raise _not_kept(id)
         return values
+
+    def _index_of(self, id: str) -> Responses:
+        """The index, which may keep this response. Raise NotFound."""
+        if self._index is None or _ID.fullmatch(id) is None:
+            raise _not_kept(id)
+        return self._index
 
     def _opened(self, field: str) -> Responses:
         """The index. Raise InvalidRequest without one, naming the field that needs it."""
@@ -169,7 +176,7 @@ async def _answer(command: Awaitable[T]) -> T:
 
 def _not_kept(id: str) -> NotFound:
     return NotFound(
-        f"response {id!r} is not kept: it was sent without store, its time is over, newer ones"
-        " needed its room, or it is another tenant's",
+        f"response {id[:MAX_ID]!r} is not kept: it was sent without store, its time is over,"
+        " newer ones needed its room, or it is another tenant's",
         code="response_not_found",
     )
