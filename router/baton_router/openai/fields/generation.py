@@ -185,7 +185,7 @@ class SamplingFields(UnservedFields):
     model = optional(text(), "another name is a 404 that lists the known ones", "the pool's")
     priority = optional(
         integer(),
-        "lower ones of your own requests go first ([below](#priority))",
+        "lower ones of your own requests go first ([priority](api.md#priority))",
         "0",
     )
     skip_reading_prefix_cache = flag(
@@ -202,7 +202,7 @@ class SamplingFields(UnservedFields):
     min_p = optional(number(0.0, 1.0), "0 is off", "the model's, else 0")
     seed = optional(
         integer(),
-        "key of the random numbers, the same on every node ([the same tokens](#the-same-tokens))",
+        "key of the random numbers, the same on every node ([the same tokens](api.md#the-same-tokens))",
         "random",
     )
     frequency_penalty = optional(
@@ -228,7 +228,7 @@ class SamplingFields(UnservedFields):
     )
     vllm_xargs = optional(
         _EXTRA_ARGS,
-        "arguments for [logits processors of other packages](#logits-processors), by name",
+        "arguments for [logits processors of other packages](api.md#logits-processors), by name",
     )
 
     structured_outputs = optional(OUTPUTS_KIND, "the same, with exactly one of these kinds")
