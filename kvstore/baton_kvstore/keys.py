@@ -103,6 +103,27 @@ def resumes_key(pool: str) -> bytes:
     return f"r1:{pool}:".encode()
 
 
+def responses_key(pool: str) -> bytes:
+    """index: sorted set of the kept responses, `TENANT:ID`, scored by expiry (Unix ms). With a
+    tenant's name after another colon: that of one tenant."""
+    return f"rp1:{pool}".encode()
+
+
+def response_key(pool: str, tenant: str, id: str) -> bytes:
+    """index: one kept response, a hash."""
+    return f"rp1:{pool}:{tenant}:{id}".encode()
+
+
+def response_sizes_key(pool: str) -> bytes:
+    """index: hash of the bytes of each kept response, and their sums."""
+    return f"rs1:{pool}".encode()
+
+
+def response_lease_key(pool: str, tenant: str, id: str) -> bytes:
+    """index: a router makes this response in the background; `cancel` if it shall stop."""
+    return f"rl1:{pool}:{tenant}:{id}".encode()
+
+
 def ttl_ms(depth: int, base_s: float = DEFAULT_TTL_S, kept_until: int = 0) -> int:
     """Return the lifetime in milliseconds of the chunk at index `depth` of its chain (0: the head).
 

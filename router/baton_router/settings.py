@@ -179,6 +179,20 @@ class RequestSettings:
         " (default: none)",
         metavar="ORIGIN,...",
     )
+    response_ttl_s: float = option(
+        86400.0,
+        "seconds that a response with `store` is kept on the index; 0: none is kept",
+        metavar="SECONDS",
+        least=0,
+        flag="--response-ttl",
+    )
+    response_bytes: ByteSize = option(
+        32 << 20,
+        "maximum bytes of all kept responses, of which one tenant may use half; the oldest go"
+        " first",
+        least=1,
+        flag="--response-memory",
+    )
     explain_requests: int = option(
         1000,
         "number of ended requests that baton explain can show; 0: none",

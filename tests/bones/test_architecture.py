@@ -80,8 +80,12 @@ def test_the_page_lists_exactly_the_keys_of_the_store() -> None:
         keys.router_key(pool, "ROUTER"),
         keys.pins_key(pool),
         keys.pin_key(pool, "ID"),
+        keys.responses_key(pool),
+        keys.response_key(pool, "TENANT", "ID"),
+        keys.response_sizes_key(pool),
+        keys.response_lease_key(pool, "TENANT", "ID"),
         keys.budget_key(pool, "TENANT"),
     ]
-    written = re.findall(r"`((?:kv|[a-z])1:[^`]+)`", PAGE)
+    written = re.findall(r"`((?:kv|[a-z]{1,2})1:[^`]+)`", PAGE)
     assert written == [key.decode().replace("ab", "HASH") for key in made]
     assert len(made) == sum(name.endswith("_key") for name in vars(keys))

@@ -6,7 +6,7 @@ In: the deltas of the call's requests. Out: bytes. What takes long runs in a thr
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from functools import partial
 
 from baton_protocol.errors import ErrorRecord
@@ -18,6 +18,9 @@ from baton_router.requests.context import RequestContext
 from baton_router.requests.long_work import LONG_PROMPT, in_thread_if_long
 from baton_router.requests.output_queue import Batch
 from baton_router.requests.prepared import Prepared
+
+# Keeps an answer before its last bytes are sent, so that its client can ask for it from then on.
+Keep = Callable[[], Awaitable[None]]
 
 
 class AnswerEncoder:
@@ -33,6 +36,7 @@ class AnswerEncoder:
         *,
         base_id: str,
         created: int,
+        keep: Keep | None = None,
     ) -> None:
         self._dialect = dialect
         self._call = call
@@ -41,6 +45,7 @@ class AnswerEncoder:
         self._params = prepared[0].request.params
         self._scored = self._params.prompt_logprobs is not None
         self._context = context
+        self._keep = keep
         self._id = dialect.prefix + base_id
         self._created = created
         self._shape: Shape | None = None
@@ -67,7 +72,10 @@ class AnswerEncoder:
     async def encode_end(self) -> bytes:
         """The last bytes of a stream that did not fail."""
         usage = await self._final_usage() if self._call.options.include_usage else None
-        return self._get_shape().end(usage)
+        data = self._get_shape().end(usage)
+        if self._keep is not None:
+            await self._keep()
+        return data
 
     def error_event(self, error: ErrorRecord) -> bytes:
         """The last bytes of a stream that failed."""
@@ -86,8 +94,12 @@ class AnswerEncoder:
         choices, usage = self._collected, await self._final_usage()
         scored = any(choice.logprobs or choice.prompt_logprobs for choice in choices)
         if scored or self._prompts_are_long():
-            return await asyncio.to_thread(lambda: self._get_shape().answer(choices, usage))
-        return self._get_shape().answer(choices, usage)
+            data = await asyncio.to_thread(lambda: self._get_shape().answer(choices, usage))
+        else:
+            data = self._get_shape().answer(choices, usage)
+        if self._keep is not None:
+            await self._keep()
+        return data
 
     # --- both -------------------------------------------------------------------------------------
 

@@ -43,6 +43,7 @@ from baton_router.http.plain_path import COMMANDS
 from baton_router.http.pool_routes import PoolRoutes
 from baton_router.http.prefix_cache import RESET_PATH, PrefixCacheRoutes
 from baton_router.http.prefixes import PREFIXES_PATH, PrefixRoutes
+from baton_router.http.responses import ResponseRoutes
 from baton_router.http.token_routes import DETOKENIZE, TOKENIZE, TOKENIZER_INFO, TokenRoutes
 from baton_router.nodes.node_calls import NodeCalls
 from baton_router.nodes.pin_keeper import PinKeeper
@@ -75,6 +76,7 @@ class Api:
     pool: PoolRoutes
     pins: PrefixPins
     keeper: PinKeeper
+    responses: ResponseRoutes
     node_calls: NodeCalls
     clock: Callable[[], float]
 
@@ -104,7 +106,7 @@ def build_app(api: Api) -> web.Application:
         [
             *(*api.generation.routes(), *api.pool.routes(), *drains.routes(), *sleeps.routes()),
             *(*PrefixCacheRoutes(api.pool.fleet).routes(), *prefixes.routes()),
-            *(*tokens.routes(), openapi),
+            *(*tokens.routes(), *api.responses.routes(), openapi),
         ],
     )
     return app

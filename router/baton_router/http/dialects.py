@@ -9,9 +9,10 @@ from baton_router.http.headers import VERSION_HEADER
 from baton_router.openai.chat import CHAT
 from baton_router.openai.completions import COMPLETIONS
 from baton_router.openai.dialect import Dialect
+from baton_router.responses.call import RESPONSES
 
 DIALECTS: Mapping[str, Dialect] = {
-    dialect.route: dialect for dialect in (CHAT, COMPLETIONS, MESSAGES)
+    dialect.route: dialect for dialect in (CHAT, COMPLETIONS, RESPONSES, MESSAGES)
 }
 
 

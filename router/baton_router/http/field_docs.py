@@ -25,6 +25,7 @@ from baton_router.openai.fields.completions import CompletionFields
 from baton_router.openai.fields.kinds import INT64
 from baton_router.openai.fields.table import EMPTY, Field, FieldTable
 from baton_router.openai.fields.tokens import DetokenizeFields, TokenizeFields
+from baton_router.responses.fields import ResponseFields
 
 Json = Mapping[str, Any]
 MARKERS = "<!-- {section} fields: begin -->", "<!-- {section} fields: end -->"
@@ -45,6 +46,7 @@ SECTIONS: Mapping[str, Mapping[str, type[FieldTable]]] = {
         "wake": WakeFields,
     },
     MESSAGES: {"messages": MessagesFields, "count_tokens": CountFields},
+    "response": {"responses": ResponseFields},
 }
 GENERATION = ("chat", "completions")
 SHARED = "both"

@@ -25,7 +25,7 @@ from baton_router.admission.admission import Admission
 from baton_router.admission.cold_start import ColdStart
 from baton_router.errors import RequestFailed, error_record
 from baton_router.http.answer import Answer
-from baton_router.http.answer_encoder import AnswerEncoder
+from baton_router.http.answer_encoder import AnswerEncoder, Keep
 from baton_router.http.body_limits import Body, BodyLimits
 from baton_router.http.dialects import DIALECTS
 from baton_router.http.event_stream import EventStream, LastingStream
@@ -45,6 +45,7 @@ from baton_router.requests.kept_stream import KeptStream
 from baton_router.requests.prepared import Prepared
 from baton_router.requests.tokenize import prepare, restore
 from baton_router.requests.turns import Turns
+from baton_router.responses.call import RESPONSES
 from baton_router.settings import RouterSettings
 
 
@@ -76,8 +77,13 @@ class GenerationRoutes:
     detached: DetachedWork = field(default_factory=DetachedWork)
 
     def routes(self) -> list[web.RouteDef]:
+        """All but that of responses, which may be kept (see `http/responses`)."""
         return [
-            *(web.post(route, partial(self.serve, dialect)) for route, dialect in DIALECTS.items()),
+            *(
+                web.post(route, partial(self.serve, dialect))
+                for route, dialect in DIALECTS.items()
+                if dialect is not RESPONSES
+            ),
             web.get(EVENTS_PATH, self.events),
         ]
 
@@ -88,31 +94,47 @@ class GenerationRoutes:
         return None if self.intake.cold_start.enabled else self.fleet.offers.why_unready()
 
     async def serve(self, dialect: Dialect, request: web.Request) -> web.StreamResponse:
-        context = request[CONTEXT]
-        assert context.tenant is not None, "the middleware sets the tenant"
-        async with self.intake.bodies.of(request, context.tenant.name) as body:
+        async with self.intake.bodies.of(request, request[CONTEXT].tenant_name) as body:
             if (last := last_event(request)) is not None:
-                return await self._resume(request, body, *last)
+                return await self.resume(request, body, *last)
             wish = self.resumes.wish_of(request, body.data)
-            call = await body.parsed(dialect.parse)
-            if self.draining:
-                raise Unavailable("the router is shutting down; send the request again")
-            ranking = self._requested_ranking(request)
-            if wish is not None:
-                self.resumes.check(call)
-                return await self._stream_kept(request, body, call, ranking, wish)
-            self._count_answering(1)
-            try:
-                if call.options.stream:
-                    return await self._stream(request, body, call, ranking)
-                answer, deadline = await self._prepare(call, context, body=body, ranking=ranking)
-                whole = await answer.whole(deadline)
-            finally:
-                self._count_answering(-1)
+            return await self.respond(request, body, await body.parsed(dialect.parse), wish=wish)
+
+    async def respond(
+        self,
+        request: web.Request,
+        body: Body,
+        call: Call,
+        *,
+        keep: Keep | None = None,
+        wish: Wish | None = None,
+    ) -> web.StreamResponse:
+        """Answer the call of this body, which is released once its prompts are ids."""
+        if self.draining:
+            raise Unavailable("the router is shutting down; send the request again")
+        ranking = self._requested_ranking(request)
+        if wish is not None:
+            self.resumes.check(call)
+            return await self._stream_kept(request, body, call, ranking, wish)
+        self._count_answering(1)
+        try:
+            if call.options.stream:
+                return await self._stream(request, body, call, ranking, keep)
+            answer, deadline = await self._prepare(
+                call, request[CONTEXT], body=body, ranking=ranking, keep=keep
+            )
+            whole = await answer.whole(deadline)
+        finally:
+            self._count_answering(-1)
         return web.Response(body=whole, content_type=JSON_TYPE)
 
     async def _stream(
-        self, request: web.Request, body: Body, call: Call, ranking: Ranking | None
+        self,
+        request: web.Request,
+        body: Body,
+        call: Call,
+        ranking: Ranking | None,
+        keep: Keep | None,
     ) -> web.StreamResponse:
         """Stream the call's answer. An error after the stream has begun is its last event."""
         context = request[CONTEXT]
@@ -120,7 +142,7 @@ class GenerationRoutes:
         events = EventStream(request, self.settings.keepalive_s, context.dialect)
         try:
             answer, deadline = await self._prepare(
-                call, context, body=body, events=events, ranking=ranking
+                call, context, body=body, events=events, ranking=ranking, keep=keep
             )
             return await answer.stream(deadline)
         except (BatonError, RequestFailed) as error:
@@ -163,7 +185,7 @@ class GenerationRoutes:
         status = CLIENT_LEFT
         try:
             async with self.intake.bodies.of(request, context.tenant_name) as body:
-                response = await self._resume(request, body, id, seen)
+                response = await self.resume(request, body, id, seen)
                 status = response.status if context.failure is None else context.failure.status
                 return response
         except (BatonError, RequestFailed) as error:
@@ -173,7 +195,7 @@ class GenerationRoutes:
             if context.dialect is not None:
                 self.observers.end_call(context, status, self.clock())
 
-    async def _resume(
+    async def resume(
         self, request: web.Request, body: Body, id: str, seen: int
     ) -> web.StreamResponse:
         """Send what follows event `seen` of a stream, whichever router began it."""
@@ -274,19 +296,22 @@ class GenerationRoutes:
         rankings = ", ".join(RANKINGS)
         raise InvalidRequest(f"{POLICY_HEADER} is {header!r}; use {rankings}", param=POLICY_HEADER)
 
-    async def ask(self, call: Call, context: RequestContext) -> bytes:
+    async def ask(self, call: Call, context: RequestContext, keep: Keep | None = None) -> bytes:
         """The JSON of the answer to a call that no HTTP request of its own waits for. The context
         has the call's dialect and tenant. Raise BatonError, RequestFailed."""
         self.observers.begin_call(context, "")
         status = InternalError.status
         self._count_answering(1)
         try:
-            answer, deadline = await self._prepare(call, context)
+            answer, deadline = await self._prepare(call, context, keep=keep)
             whole = await answer.whole(deadline)
             status = 200
         except (BatonError, RequestFailed) as error:
             context.failure = error_record(error)
             status = context.failure.status
+            raise
+        except asyncio.CancelledError:
+            status = CLIENT_LEFT
             raise
         finally:
             self._count_answering(-1)
@@ -301,12 +326,13 @@ class GenerationRoutes:
         body: Body | None = None,
         events: EventStream | None = None,
         ranking: Ranking | None = None,
+        keep: Keep | None = None,
     ) -> tuple[Answer, float]:
         """The call's answer, not yet begun, and its deadline. `events` is set for a stream."""
         prepared, waits_until, deadline = await self._get_ready(
             call, context, body=body, events=events, ranking=ranking
         )
-        return self._answer(call, context, prepared, waits_until, events), deadline
+        return self._answer(call, context, prepared, waits_until, events, keep=keep), deadline
 
     async def _get_ready(
         self,
@@ -351,6 +377,7 @@ class GenerationRoutes:
         waits_until: float | None,
         events: EventStream | None,
         kept: KeptStream | None = None,
+        keep: Keep | None = None,
     ) -> Answer:
         assert context.dialect is not None, "a route that generates has a dialect"
         context.generates = call.options.generates
@@ -361,6 +388,7 @@ class GenerationRoutes:
                 *(context.dialect, call, prepared, context),
                 base_id=context.id if head is None else str(head.request.id),
                 created=int(time.time()) if head is None else head.created,
+                keep=keep,
             ),
             events,
             context=context,

@@ -47,6 +47,9 @@ from baton_router.http.pool_records import Pool
 from baton_router.http.prefix_cache import RESET_PATH, CacheReset
 from baton_router.http.prefixes import PREFIXES_PATH, Prefix, PrefixFields, PrefixList
 from baton_router.http.readiness import Health, Readiness
+from baton_router.http.responses import CANCEL as CANCEL_RESPONSE
+from baton_router.http.responses import INPUT_ITEMS, INPUT_TOKENS
+from baton_router.http.responses import ONE as ONE_RESPONSE
 from baton_router.http.token_routes import (
     CHAT_RENDER,
     COMPLETIONS_RENDER,
@@ -71,6 +74,10 @@ from baton_router.openai.fields.chat import ChatFields
 from baton_router.openai.fields.completions import CompletionFields
 from baton_router.openai.fields.table import FieldTable, schema_of
 from baton_router.openai.fields.tokens import DetokenizeFields, TokenizeFields
+from baton_router.responses.call import RESPONSES
+from baton_router.responses.events import ResponseEvent
+from baton_router.responses.fields import InputTokenFields, ResponseFields
+from baton_router.responses.records import DeletedResponse, InputItemList, InputTokens, Response
 
 Json = dict[str, Any]
 OPENAPI = "3.1.0"
@@ -82,6 +89,8 @@ BODIES: Mapping[str, type[FieldTable]] = {
     "CompletionRequest": CompletionFields,
     "MessagesRequest": MessagesFields,
     "CountTokensRequest": CountFields,
+    "ResponseRequest": ResponseFields,
+    "InputTokensRequest": InputTokenFields,
     "TokenizeRequest": TokenizeFields,
     "DetokenizeRequest": DetokenizeFields,
     "DrainRequest": DrainFields,
@@ -91,9 +100,10 @@ BODIES: Mapping[str, type[FieldTable]] = {
 }
 
 # Groups of operations for generated clients and pages.
-Tag = Literal["generation", "tokens", "models", "requests", "health", "operations"]
+Tag = Literal["generation", "responses", "tokens", "models", "requests", "health", "operations"]
 TAGS: Mapping[Tag, str] = {
     "generation": "Answers to conversations and continuations of prompts.",
+    "responses": "OpenAI's Responses API: answers that are streamed as events, kept and continued.",
     "tokens": "The tokens of texts and conversations, and the texts of tokens.",
     "models": "The models that the pool serves.",
     "requests": "How a request was served: its placement, the reason, and how long each part took.",
@@ -104,6 +114,7 @@ PARAMETERS: Mapping[str, str] = {
     "model": "The model's name, as `/v1/models` lists it.",
     "id": "The id of a request, from the `x-baton-request-id` header of its answer; or of a prefix,"
     " as `/prefixes` lists it.",
+    "response": "The id of a response that is kept.",
     "node": "The node's id, as `/pool` lists it.",
 }
 INFO: Json = {
@@ -139,6 +150,14 @@ WHOSE_TOKENIZER: Json = {
 NOT_SERVED: Json = {
     "description": "Whether to clear the KV store, which is not supported.",
     "schema": {"type": "string", "enum": ["false"], "default": "false"},
+}
+ITEMS_LIMIT: Json = {
+    "description": "The number of items.",
+    "schema": {"type": "integer", "minimum": 1, "maximum": 100, "default": 20},
+}
+ITEMS_ORDER: Json = {
+    "description": "The order of the items.",
+    "schema": {"type": "string", "enum": ["asc", "desc"], "default": "desc"},
 }
 REQUEST_ID: Json = {
     "name": "x-request-id",
@@ -293,6 +312,69 @@ OPERATIONS = (
         errors=_WITH_BODY,
         body="CountTokensRequest",
         failure=MessagesError,
+    ),
+    OpenAPIOperation(
+        method="POST",
+        path=RESPONSES.route,
+        tag="responses",
+        summary="Answer a conversation of items",
+        description="Generates the items that follow those of the input: reasoning, messages and "
+        "calls. With `stream` the answer is a sequence of server-sent events, and the schema is "
+        "that of one event.",
+        answers={200: Response},
+        errors=_GENERATION,
+        body="ResponseRequest",
+        event=ResponseEvent,
+    ),
+    OpenAPIOperation(
+        method="POST",
+        path=INPUT_TOKENS,
+        tag="responses",
+        summary="Count the tokens of an input",
+        description="The number of tokens of the prompt that the same body would have as a "
+        "response.",
+        answers={200: InputTokens},
+        errors=_WITH_BODY,
+        body="InputTokensRequest",
+    ),
+    OpenAPIOperation(
+        method="GET",
+        path=ONE_RESPONSE,
+        tag="responses",
+        summary="Get a response",
+        description="A response that is kept.",
+        answers={200: Response},
+        errors=(*_KEYED, NotFound, Unavailable),
+    ),
+    OpenAPIOperation(
+        method="DELETE",
+        path=ONE_RESPONSE,
+        tag="responses",
+        summary="Delete a response",
+        description="The response is no longer kept.",
+        answers={200: DeletedResponse},
+        errors=(*_KEYED, NotFound, Unavailable),
+    ),
+    OpenAPIOperation(
+        method="POST",
+        path=CANCEL_RESPONSE,
+        tag="responses",
+        summary="Cancel a response",
+        description="Stops a response that is made in the background. One that has ended stays as "
+        "it is.",
+        answers={200: Response},
+        errors=(*_KEYED, NotFound, Unavailable),
+    ),
+    OpenAPIOperation(
+        method="GET",
+        path=INPUT_ITEMS,
+        tag="responses",
+        summary="List the input of a response",
+        description="Lists the items that a kept response answers, with those of the responses "
+        "before it.",
+        answers={200: InputItemList},
+        errors=(*_KEYED, NotFound, Unavailable),
+        query={"limit": ITEMS_LIMIT, "order": ITEMS_ORDER},
     ),
     OpenAPIOperation(
         method="POST",

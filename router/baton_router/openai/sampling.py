@@ -17,7 +17,7 @@ from baton_protocol.sampling import (
     check_message,
     logprobs_within,
 )
-from baton_router.openai.fields.generation import GenerationFields
+from baton_router.openai.fields.generation import GenerationFields, SamplingFields
 
 Json = dict[str, Any]
 # generation_config.json may hold other fields; only these become defaults of a request.
@@ -41,11 +41,16 @@ def limit_field(fields: GenerationFields) -> str:
 def sampling_values(fields: GenerationFields) -> Json:
     """Keyword arguments for SamplingParams, as far as the fields give them; `complete` adds the
     model's defaults and limits."""
+    limit = getattr(fields, limit_field(fields))
+    return shared_values(fields) | ({} if limit is None else {"max_tokens": limit})
+
+
+def shared_values(fields: SamplingFields) -> Json:
+    """The same of the fields that each dialect has; without the limit of the answer."""
     given = {name: value for name, value in vars(fields).items() if name in PARAMETERS}
     if fields.vllm_xargs:
         given["extra_args"] = fields.vllm_xargs
-    limit = getattr(fields, limit_field(fields))
-    return with_defaults(given | ({} if limit is None else {"max_tokens": limit}))
+    return with_defaults(given)
 
 
 def with_defaults(given: Json) -> Json:

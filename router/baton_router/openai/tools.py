@@ -50,7 +50,7 @@ TOOLS_AGREE = (
     "names in tools differ, all parameters together are bounded, and tool_choice and"
     " parallel_tool_calls come with tools and ask for what those have"
 )
-_NO_PARAMETERS: Json = {"type": "object", "properties": {}}
+NO_PARAMETERS: Json = {"type": "object", "properties": {}}
 _FUNCTION = only(("function",), "the only supported type is function")
 CALLS_SCHEMA: Schema = {
     "type": "array",
@@ -223,7 +223,7 @@ def _function_of(at: str, tool: Any) -> Function:
         field=f"{at}.function.parameters",
         name=function.name,
         description=function.description,
-        parameters=_NO_PARAMETERS if function.parameters is None else function.parameters,
+        parameters=NO_PARAMETERS if function.parameters is None else function.parameters,
         strict=function.strict,
     )
 

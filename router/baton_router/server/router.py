@@ -24,6 +24,7 @@ from baton_kvstore.index.markers import Index
 from baton_kvstore.index.pins import Pins
 from baton_kvstore.index.rate_limits import Budgets as SharedBudgets
 from baton_kvstore.index.registry import Registry
+from baton_kvstore.index.responses import ResponseLimits, Responses
 from baton_kvstore.index.resume_log import ResumeLog
 from baton_protocol.errors import Unavailable
 from baton_protocol.garbage import keep_objects
@@ -43,6 +44,7 @@ from baton_router.http.generation import GenerationRoutes, Intake
 from baton_router.http.malloc import keep_little_memory
 from baton_router.http.observers import Observers
 from baton_router.http.pool_routes import PoolRoutes
+from baton_router.http.responses import ResponseRoutes
 from baton_router.http.resumes import Resumes
 from baton_router.metrics.admission_metrics import AdmissionMetrics
 from baton_router.metrics.demand import DemandCounter
@@ -66,6 +68,7 @@ from baton_router.requests.dispatcher import Dispatcher
 from baton_router.requests.in_flight import count_held
 from baton_router.requests.placer import Placer
 from baton_router.requests.resume_writer import ResumeWriter
+from baton_router.responses.kept import KeptResponses
 from baton_router.server.reload import FileReloader
 from baton_router.settings import RouterSettings
 
@@ -250,6 +253,11 @@ class Router:
             pool=pool,
             pins=pins,
             keeper=PinKeeper(pins, self._pins),
+            responses=ResponseRoutes(
+                KeptResponses(self._responses, settings.response_bytes // 2),
+                generation,
+                lambda: self.api.new_id(),
+            ),
             node_calls=self._node_calls,
             clock=clock,
         )
@@ -291,6 +299,7 @@ class Router:
         self._budgets: SharedBudgets | None = None
         self._pins: Pins | None = None
         self._resume_writer: ResumeWriter | None = None
+        self._responses: Responses | None = None
         if not self.settings.index_url:
             return
         try:
@@ -299,6 +308,16 @@ class Router:
             self._pins = Pins(self.settings.index_url, self.settings.pool)
             log = ResumeLog(self.settings.index_url, self.settings.pool)
             self._resume_writer = ResumeWriter(log, self._clock)
+            if self.settings.response_ttl_s:
+                self._responses = Responses(
+                    self.settings.index_url,
+                    self.settings.pool,
+                    ResponseLimits(
+                        ttl_s=self.settings.response_ttl_s,
+                        tenant_bytes=self.settings.response_bytes // 2,
+                        all_bytes=self.settings.response_bytes,
+                    ),
+                )
             self._budgets = SharedBudgets(
                 self.settings.index_url,
                 self.settings.pool,
@@ -358,6 +377,7 @@ class Router:
     async def _close(self) -> None:
         await self._end_running()
         await self.api.generation.detached.cancel_all()
+        await self.api.responses.shut_down()
         if self._server is not None:
             await self._server.cleanup()
         for task in self._tasks:

@@ -179,23 +179,13 @@ def _read_stream_options(at: str, value: Any) -> StreamOptions | None:
     return read_values(StreamOptions, options)  # errors name a member without its path
 
 
-class GenerationFields(UnservedFields):
-    """The fields that chats and completions share."""
+class SamplingFields(UnservedFields):
+    """The fields of every dialect that generates: how tokens are drawn, and where answers end."""
 
     model = optional(text(), "another name is a 404 that lists the known ones", "the pool's")
-    truncate_prompt_tokens = optional(
-        integer(AS_FITS),
-        "keep at most this number of tokens of each prompt; -1: what fits ([below](#long-prompts))",
-        "all",
-    )
-    truncation_side = optional(
-        choice("left", "right"), "`left` keeps the last tokens, `right` the first ones", "`left`"
-    )
-    add_special_tokens = flag(False, "add the tokenizer's own tokens (BOS) to the text")
-
     priority = optional(
         integer(),
-        "lower ones of your own requests go first ([below](#priority))",
+        "lower ones of your own requests go first ([priority](api.md#priority))",
         "0",
     )
     skip_reading_prefix_cache = flag(
@@ -212,13 +202,9 @@ class GenerationFields(UnservedFields):
     min_p = optional(number(0.0, 1.0), "0 is off", "the model's, else 0")
     seed = optional(
         integer(),
-        "key of the random numbers, the same on every node ([the same tokens](#the-same-tokens))",
+        "key of the random numbers, the same on every node"
+        " ([the same tokens](api.md#the-same-tokens))",
         "random",
-    )
-    n = optional(
-        integer(1, MAX_CHOICES),
-        "choices; prompts times `n` are at most [2,048](operations/limits.md#admission)",
-        "1",
     )
     frequency_penalty = optional(
         number(-PENALTY_RANGE, PENALTY_RANGE),
@@ -241,7 +227,47 @@ class GenerationFields(UnservedFields):
         texts(MAX_WORDS, MAX_STOP_CHARS),
         "never generated, neither at the start of a text nor after a space; each at most 64 tokens",
     )
+    vllm_xargs = optional(
+        _EXTRA_ARGS,
+        "arguments for [logits processors of other packages](api.md#logits-processors), by name",
+    )
 
+    structured_outputs = optional(OUTPUTS_KIND, "the same, with exactly one of these kinds")
+
+    min_tokens = optional(
+        integer(0), "at most `max_tokens`; neither EOS nor `stop` ends the answer earlier", "0"
+    )
+    stop = optional(
+        texts(MAX_STOPS, MAX_STOP_CHARS),
+        "the text ends before the first one that occurs; `stop_reason` names it",
+    )
+    stop_token_ids = optional(ids(MAX_STOP_IDS), "the same for ids")
+    include_stop_str_in_output = flag(False, "the text ends after the stop instead")
+    ignore_eos = flag(False, "continue after EOS")
+
+    stream = flag(False, "server-sent events")
+    skip_special_tokens = flag(
+        True, "leave EOS and other special tokens out of generated text, but not out of `echo`"
+    )
+
+
+class GenerationFields(SamplingFields):
+    """The fields that chats and completions share."""
+
+    truncate_prompt_tokens = optional(
+        integer(AS_FITS),
+        "keep at most this number of tokens of each prompt; -1: what fits ([below](#long-prompts))",
+        "all",
+    )
+    truncation_side = optional(
+        choice("left", "right"), "`left` keeps the last tokens, `right` the first ones", "`left`"
+    )
+    add_special_tokens = flag(False, "add the tokenizer's own tokens (BOS) to the text")
+    n = optional(
+        integer(1, MAX_CHOICES),
+        "choices; prompts times `n` are at most [2,048](operations/limits.md#admission)",
+        "1",
+    )
     use_beam_search = flag(
         False,
         "the `n` best answers of a search with `n` beams ([beam search](#beam-search))",
@@ -256,18 +282,11 @@ class GenerationFields(UnservedFields):
         "when the search ends, as in transformers; with `use_beam_search`",
         "false",
     )
-
-    vllm_xargs = optional(
-        _EXTRA_ARGS,
-        "arguments for [logits processors of other packages](#logits-processors), by name",
-    )
-
     response_format = optional(
         FORMAT_KIND,
         "what the answer must match ([structured output](structured-output.md))",
         "`text`",
     )
-    structured_outputs = optional(OUTPUTS_KIND, "the same, with exactly one of these kinds")
     guided_json = optional(GRAMMAR_KINDS["json"], "the older name of `structured_outputs.json`")
     guided_regex = optional(GRAMMAR_KINDS["regex"], "the older name of `structured_outputs.regex`")
     guided_choice = optional(
@@ -276,23 +295,10 @@ class GenerationFields(UnservedFields):
     guided_grammar = optional(
         GRAMMAR_KINDS["grammar"], "the older name of `structured_outputs.grammar`"
     )
-
     max_tokens = optional(
         integer(1), "all generated tokens count; 0 with `echo` generates none", "what fits"
     )
     max_completion_tokens = optional(integer(1), "the newer name of `max_tokens`", "`max_tokens`")
-    min_tokens = optional(
-        integer(0), "at most `max_tokens`; neither EOS nor `stop` ends the answer earlier", "0"
-    )
-    stop = optional(
-        texts(MAX_STOPS, MAX_STOP_CHARS),
-        "the text ends before the first one that occurs; `stop_reason` names it",
-    )
-    stop_token_ids = optional(ids(MAX_STOP_IDS), "the same for ids")
-    include_stop_str_in_output = flag(False, "the text ends after the stop instead")
-    ignore_eos = flag(False, "continue after EOS")
-
-    stream = flag(False, "server-sent events")
     stream_options = optional(
         ValueKind(_read_stream_options, schema_of(StreamOptions), StreamOptions),
         "only with `stream`",
@@ -301,9 +307,6 @@ class GenerationFields(UnservedFields):
         integer(ALL_LOGPROBS, MOST_LOGPROBS),
         f"the same for the prompt's tokens, by id; not with `stream`; {LOGPROBS_LIMIT}",
         "off",
-    )
-    skip_special_tokens = flag(
-        True, "leave EOS and other special tokens out of generated text, but not out of `echo`"
     )
     return_token_ids = flag(False, "fills `prompt_token_ids` and `token_ids`, else null")
     return_tokens_as_token_ids = flag(False, "`logprobs` name tokens by their ids: `token_id:7`")

@@ -28,6 +28,9 @@ from baton_router.openai.sampling import check_alone
 from baton_router.openai.structured_output import NAMES, ONE_AT_MOST
 from baton_router.openai.tokenize_call import TokenizeCall
 from baton_router.openai.tools import MAX_NAME, TOOLS_AGREE
+from baton_router.responses import fields as responses
+from baton_router.responses.call import ResponseCall
+from baton_router.responses.fields import InputTokenFields
 from tests.router.openai.bodies import USER, Json
 from tests.router.openai.fields.schema_edges import edges
 
@@ -36,6 +39,8 @@ SCHEMAS = {name: schema_of(table) for name, table in BODIES.items()}
 REQUIRED_FIELDS: dict[str, Json] = {
     "ChatRequest": {"messages": [USER]},
     "CompletionRequest": {"prompt": "x"},
+    "ResponseRequest": {"input": "x"},
+    "InputTokensRequest": {"input": "x"},
     "TokenizeRequest": {"messages": [USER]},
     "DetokenizeRequest": {"tokens": [1]},
     "DrainRequest": {},
@@ -52,6 +57,14 @@ REQUIRED_BESIDE: dict[str, Json] = {
     "stream_options": {"stream": True},
     "tool_choice": TOOLS,
     "parallel_tool_calls": TOOLS,
+}
+RESPONSE_TOOLS = {"tools": [{"type": "function", "name": "x" * MAX_NAME}]}
+BESIDE_IN_RESPONSES: dict[str, Json] = {
+    "min_tokens": {"max_output_tokens": MAX_INT},
+    "top_logprobs": {},
+    "background": {"store": True},
+    "tool_choice": RESPONSE_TOOLS,
+    "parallel_tool_calls": {},
 }
 # Errors in these fields may name other members instead.
 NAMED_INSTEAD = {"stream_options": ("include_usage", "continuous_usage_stats"), "best_of": ("n",)}
@@ -71,13 +84,23 @@ IN_WORDS_FOR_CHATS = {
     "tool_choice": TOOLS_AGREE,
     "parallel_tool_calls": TOOLS_AGREE,
 }
+IN_WORDS_FOR_RESPONSES = {
+    "min_tokens": responses.MIN_AGREES,
+    "structured_outputs": responses.ONE_FORM,
+    "allowed_token_ids": responses.ONE_FORM,
+    "tools": responses.TOOLS_AGREE,
+    "tool_choice": responses.TOOLS_AGREE,
+}
+STATED = IN_WORDS | IN_WORDS_FOR_CHATS | IN_WORDS_FOR_RESPONSES
 TEXT = st.text(st.characters(codec="utf-8"), max_size=5)
 ANYTHING: st.SearchStrategy[Any] = (
     st.none() | st.booleans() | st.integers(-5, 5) | TEXT | st.just([]) | st.just({})
 )
 
 
-def read_generation(read: Callable[[Json], ChatCall | CompletionCall]) -> Callable[[Json], None]:
+def read_generation(
+    read: Callable[[Json], ChatCall | CompletionCall | ResponseCall],
+) -> Callable[[Json], None]:
     def check(body: Json) -> None:
         call = read(body)
         check_alone(call.sampling, call.default_max_tokens)
@@ -88,6 +111,8 @@ def read_generation(read: Callable[[Json], ChatCall | CompletionCall]) -> Callab
 READERS: dict[str, Callable[[Json], object]] = {
     "ChatRequest": read_generation(ChatCall.from_body),
     "CompletionRequest": read_generation(CompletionCall.from_body),
+    "ResponseRequest": read_generation(ResponseCall.from_body),
+    "InputTokensRequest": lambda body: read_fields(InputTokenFields, body),
     "TokenizeRequest": TokenizeCall.from_body,
     "DetokenizeRequest": lambda body: read_fields(DetokenizeFields, body),
     "DrainRequest": lambda body: parse_drain(msgspec.json.encode(body)),
@@ -110,7 +135,12 @@ def test_a_value_at_a_bound_is_accepted_and_one_beyond_is_refused_by_name(
     name: str, field: str
 ) -> None:
     def read(value: Any) -> None:
-        beside = {"n": value} if field == "best_of" else REQUIRED_BESIDE.get(field, {})
+        required = REQUIRED_BESIDE
+        if name in ("ResponseRequest", "InputTokensRequest"):
+            required = REQUIRED_BESIDE | BESIDE_IN_RESPONSES
+        if name == "InputTokensRequest":
+            required = required | {"min_tokens": {}}  # it generates nothing
+        beside = {"n": value} if field == "best_of" else required.get(field, {})
         if name == "CompletionRequest" and field.startswith("max_") and value == 0:
             beside = {"echo": True}
         READERS[name](REQUIRED_FIELDS[name] | beside | {field: value})
@@ -235,13 +265,18 @@ def test_a_body_that_the_document_allows_is_not_refused(name: str, count: int) -
         nonlocal tried
         tried += 1
         refused = refusal(name, body)
-        assert refused is None or refused.param in IN_WORDS | IN_WORDS_FOR_CHATS, (
+        assert refused is None or refused.param in STATED, (
             refused.message,
             body,
         )
 
     check()
     assert tried > count // 2
+
+
+def test_the_document_states_the_rules_of_responses_in_words() -> None:
+    documented = {rule.get("description") for rule in SCHEMAS["ResponseRequest"]["allOf"]}
+    assert documented >= set(IN_WORDS_FOR_RESPONSES.values())
 
 
 @pytest.mark.parametrize("name", ["ChatRequest", "CompletionRequest"])
@@ -252,6 +287,12 @@ def test_the_document_states_rules_beyond_json_schema_in_words(name: str) -> Non
     assert documented == set(expected.values())
 
 
+OUTPUT: Json = {"type": "function_call_output", "call_id": "c"}
+CALLED: Json = {"type": "function_call", "call_id": "c", "name": "now"}
+WORD: Json = {"type": "input_text", "text": "x"}
+IMAGE: Json = {"type": "input_image", "image_url": "x"}
+RESPONSE_TOOL: Json = {"type": "function", "name": "now"}
+ALLOWED: Json = {"type": "allowed_tools", "mode": "auto", "tools": [RESPONSE_TOOL]}
 NOW: Json = {"name": "now", "arguments": "{}"}
 LISTED: Json = {"name": "now", "arguments": []}
 TOOL: Json = {"type": "function", "function": {"name": "now", "parameters": None}}
@@ -329,6 +370,43 @@ CASES: list[tuple[str, Json, bool]] = [
     ("ChatRequest", {"thinking_token_budget": -2}, False),
     ("ChatRequest", {"reasoning_effort": "most"}, False),
     ("CompletionRequest", {"tools": []}, False),
+    ("ResponseRequest", {"messages": []}, False),
+    ("ResponseRequest", {"max_tokens": 1}, False),
+    ("ResponseRequest", {"n": 1}, False),
+    ("ResponseRequest", {"input": []}, False),
+    ("ResponseRequest", {"input": [{"role": "user", "content": "x"}]}, True),
+    ("ResponseRequest", {"input": [{"role": "user"}]}, False),
+    ("ResponseRequest", {"input": [{"role": "robot", "content": "x"}]}, False),
+    ("ResponseRequest", {"input": [{"type": "item_reference", "id": "x"}]}, False),
+    ("ResponseRequest", {"input": [{"type": "web_search_call", "id": "x"}]}, False),
+    ("ResponseRequest", {"input": [{**OUTPUT, "output": "x"}]}, True),
+    ("ResponseRequest", {"input": [{**OUTPUT, "output": [IMAGE]}]}, False),
+    ("ResponseRequest", {"input": [{**OUTPUT, "output": [WORD]}]}, True),
+    ("ResponseRequest", {"input": [{**CALLED, "arguments": "{}"}]}, True),
+    ("ResponseRequest", {"input": [{**CALLED, "arguments": {}}]}, False),
+    ("ResponseRequest", {"input": [{"type": "reasoning", "summary": []}]}, True),
+    ("ResponseRequest", {"tools": []}, True),
+    ("ResponseRequest", {"tools": [{"type": "web_search"}]}, False),
+    ("ResponseRequest", {"tools": [RESPONSE_TOOL], "tool_choice": RESPONSE_TOOL}, True),
+    ("ResponseRequest", {"tools": [RESPONSE_TOOL], "tool_choice": ALLOWED}, True),
+    ("ResponseRequest", {"tools": [RESPONSE_TOOL], "tool_choice": {"type": "mcp"}}, False),
+    ("ResponseRequest", {"parallel_tool_calls": False}, True),
+    ("ResponseRequest", {"text": {"format": {"type": "json_schema"}}}, False),
+    ("ResponseRequest", {"text": {"format": {"type": "json_schema", "schema": {}}}}, True),
+    ("ResponseRequest", {"text": {"verbosity": "high"}}, False),
+    ("ResponseRequest", {"reasoning": {"effort": "high", "summary": "auto"}}, True),
+    ("ResponseRequest", {"include": ["reasoning.encrypted_content"]}, True),
+    ("ResponseRequest", {"include": ["web_search_call.results"]}, False),
+    ("ResponseRequest", {"background": True}, False),
+    ("ResponseRequest", {"background": True, "store": True}, True),
+    ("ResponseRequest", {"background": True, "store": True, "stream": True}, False),
+    ("ResponseRequest", {"stream_options": {"include_obfuscation": False}}, False),
+    ("ResponseRequest", {"stream": True, "stream_options": {"include_usage": True}}, True),
+    ("ResponseRequest", {"stream": True, "stream_options": {"include_obfuscation": True}}, False),
+    ("ResponseRequest", {"conversation": "conv_1"}, False),
+    ("ResponseRequest", {"prompt": {"id": "pmpt_1"}}, False),
+    ("InputTokensRequest", {"max_output_tokens": 1}, False),
+    ("InputTokensRequest", {"instructions": "x", "previous_response_id": "resp_1"}, True),
     ("CompletionRequest", {"reasoning_effort": "low"}, False),
     ("TokenizeRequest", {"prompt": "x"}, False),
     ("TokenizeRequest", {"messages": None, "prompt": ""}, True),

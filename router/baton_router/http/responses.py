@@ -1,0 +1,291 @@
+"""The routes of OpenAI's Responses API.
+
+    POST /v1/responses                    answer; with `store` the response is kept
+    GET /v1/responses/{id}                a kept response
+    DELETE /v1/responses/{id}
+    POST /v1/responses/{id}/cancel        stop one that is made in the background
+    GET /v1/responses/{id}/input_items    what a kept response answers
+    POST /v1/responses/input_tokens       the number of tokens of a prompt
+
+In: aiohttp requests; the middleware has set their tenant. Out: responses. A response in the
+background is made by a task of this router, which says so on the index; if it stops, the response
+has failed for all routers.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections.abc import Callable
+from functools import partial
+
+import msgspec
+from aiohttp import web
+
+from baton_protocol.errors import (
+    BatonError,
+    InternalError,
+    InvalidRequest,
+    QueueFull,
+    Unavailable,
+)
+from baton_router.errors import RequestFailed, error_record
+from baton_router.http.generation import GenerationRoutes
+from baton_router.http.headers import RESUME_HEADER
+from baton_router.http.json_response import json_response
+from baton_router.http.observers import CONTEXT
+from baton_router.http.resumes import last_event
+from baton_router.openai.answers import CommonFields
+from baton_router.requests.context import RequestContext
+from baton_router.requests.tokenize import tokenize_prompt
+from baton_router.responses.call import RESPONSES, ResponseCall
+from baton_router.responses.kept import UNFINISHED, KeptResponses, error_of
+from baton_router.responses.records import (
+    DeletedResponse,
+    InputItemList,
+    InputTokens,
+    Response,
+    ResponseStatus,
+)
+
+ROUTE = RESPONSES.route
+ONE = f"{ROUTE}/{{response}}"
+CANCEL, INPUT_ITEMS, INPUT_TOKENS = f"{ONE}/cancel", f"{ONE}/input_items", f"{ROUTE}/input_tokens"
+MAX_BACKGROUND = 256  # responses that one router makes in the background at a time
+RENEW_S = 1.0  # between two renewals of a lease, each of which notices that a client cancels
+CANCEL_S = 5.0  # that a client waits for the end of a response that it cancels
+POLL_S = 0.05
+FAREWELL_S = 1.0  # for the last states of responses when the router stops
+LIMIT, MAX_LIMIT = 20, 100  # items of a page
+
+logger = logging.getLogger(__name__)
+
+
+class ResponseRoutes:
+    """The routes. `new_id` makes the ids of requests in the background."""
+
+    def __init__(
+        self, kept: KeptResponses, generation: GenerationRoutes, new_id: Callable[[], str]
+    ) -> None:
+        self._kept = kept
+        self._generation = generation
+        self._new_id = new_id
+        self._making: set[asyncio.Task[None]] = set()
+
+    def routes(self) -> list[web.RouteDef]:
+        return [
+            web.post(ROUTE, self.create),
+            web.post(INPUT_TOKENS, self.count_tokens),
+            web.get(ONE, self.retrieve),
+            web.delete(ONE, self.delete),
+            web.post(CANCEL, self.cancel),
+            web.get(INPUT_ITEMS, self.list_input),
+        ]
+
+    async def create(self, request: web.Request) -> web.StreamResponse:
+        tenant = request[CONTEXT].tenant_name
+        async with self._generation.intake.bodies.of(request, tenant) as body:
+            if (last := last_event(request)) is not None:
+                return await self._generation.resume(request, body, *last)
+            wish = self._generation.resumes.wish_of(request, body.data)
+            call = await self._continued(tenant, await body.parsed(ResponseCall.parse))
+            if call.keeps:
+                if wish is not None:
+                    raise InvalidRequest(
+                        f"{RESUME_HEADER} keeps no response with store; leave out one of both",
+                        param="store",
+                    )
+                self._kept.check_keeps(call.items)
+            if call.background:
+                return await self._start(call, request[CONTEXT])
+            keep = partial(self._keep, tenant, call) if call.keeps else None
+            return await self._generation.respond(request, body, call, keep=keep, wish=wish)
+
+    async def count_tokens(self, request: web.Request) -> web.Response:
+        tenant = request[CONTEXT].tenant_name
+        async with self._generation.intake.bodies.of(request, tenant) as body:
+            call = await self._continued(tenant, await body.parsed(ResponseCall.of_prompt))
+            serving = self._generation.fleet.offers.choose(call.options.model)
+            async with body.turn():
+                ids = await tokenize_prompt(call, serving)
+        return json_response(InputTokens(object="response.input_tokens", input_tokens=len(ids)))
+
+    async def retrieve(self, request: web.Request) -> web.Response:
+        for name in ("stream", "starting_after"):
+            if request.query.get(name) not in (None, "false"):
+                raise InvalidRequest(
+                    f"{name} is {request.query[name]!r}; a kept response is not streamed: leave it"
+                    " out",
+                    param=name,
+                )
+        return json_response(await self._kept.read(*_named(request)))
+
+    async def delete(self, request: web.Request) -> web.Response:
+        tenant, id = _named(request)
+        await self._kept.delete(tenant, id)
+        return json_response(DeletedResponse(id=id, object="response", deleted=True))
+
+    async def cancel(self, request: web.Request) -> web.Response:
+        tenant, id = _named(request)
+        response = await self._kept.read(tenant, id)
+        if not response["background"]:
+            raise InvalidRequest(
+                f"response {id!r} was not made in the background, so it cannot be cancelled"
+            )
+        if response["status"] in UNFINISHED:
+            await self._kept.cancel(tenant, id)
+            until = self._generation.clock() + CANCEL_S
+            while response["status"] in UNFINISHED and self._generation.clock() < until:
+                await asyncio.sleep(POLL_S)
+                response = await self._kept.read(tenant, id)
+        return json_response(response)
+
+    async def list_input(self, request: web.Request) -> web.Response:
+        query = request.query
+        limit, order, after = query.get("limit", f"{LIMIT}"), query.get("order", "desc"), ""
+        if not limit.isdecimal() or len(limit) > 3 or not 1 <= int(limit) <= MAX_LIMIT:
+            raise InvalidRequest(f"limit is {limit!r}; use 1 to {MAX_LIMIT}", param="limit")
+        if order not in ("asc", "desc"):
+            raise InvalidRequest(f"order is {order!r}; use asc or desc", param="order")
+        items = await self._kept.read_input(*_named(request))
+        if order == "desc":
+            items.reverse()
+        ids = [item["id"] for item in items]
+        start = 0
+        if after := query.get("after", ""):
+            if after not in ids:
+                raise InvalidRequest(f"after is {after!r}; no item has this id", param="after")
+            start = ids.index(after) + 1
+        page = items[start : start + int(limit)]
+        return json_response(
+            InputItemList(
+                object="list",
+                data=page,
+                first_id=page[0]["id"] if page else None,
+                last_id=page[-1]["id"] if page else None,
+                has_more=start + len(page) < len(items),
+            )
+        )
+
+    async def shut_down(self) -> None:
+        """Wait until the responses in the background have noted how they ended; their requests
+        have been ended before."""
+        if self._making:
+            await asyncio.wait(self._making, timeout=FAREWELL_S)
+        for task in self._making:
+            task.cancel()
+        await asyncio.gather(*self._making, return_exceptions=True)
+        await self._kept.close()
+
+    # --- one response -----------------------------------------------------------------------------
+
+    async def _continued(self, tenant: str, call: ResponseCall) -> ResponseCall:
+        """The call after the response that it continues, if any."""
+        if call.previous is None:
+            return call
+        return call.continued(await self._kept.read_conversation(tenant, call.previous))
+
+    async def _keep(self, tenant: str, call: ResponseCall) -> None:
+        await self._kept.keep(tenant, call.answered[-1], call.items)
+
+    # --- in the background ------------------------------------------------------------------------
+
+    async def _start(self, call: ResponseCall, asked: RequestContext) -> web.Response:
+        """Begin a response in the background, and answer with its first state."""
+        if self._generation.draining:
+            raise Unavailable("the router is shutting down; send the request again")
+        if len(self._making) >= MAX_BACKGROUND:
+            raise QueueFull(
+                f"this router makes {MAX_BACKGROUND} responses in the background already; send the"
+                " request again later"
+            )
+        context = RequestContext(
+            self._new_id(),
+            self._generation.clock(),
+            RESPONSES,
+            asked.client_id,
+            tenant=asked.tenant,
+        )
+        response = call.response(
+            CommonFields(
+                id=RESPONSES.prefix + context.id,
+                created=int(time.time()),
+                model=self._model_name(call),
+                system_fingerprint="",
+            ),
+            "queued",
+        )
+        tenant = context.tenant_name
+        await self._kept.write(tenant, response, call.items)
+        await self._kept.lease(tenant, response.id)
+        task = asyncio.create_task(self._make(call, context, response))
+        self._making.add(task)
+        task.add_done_callback(self._making.discard)
+        return json_response(response)
+
+    def _model_name(self, call: ResponseCall) -> str:
+        """The name of the model that serves the call. Raise NotFound for an unknown one."""
+        try:
+            return self._generation.fleet.offers.choose(call.options.model).name
+        except Unavailable:  # the call waits for a node
+            return call.options.model or ""
+
+    async def _make(self, call: ResponseCall, context: RequestContext, response: Response) -> None:
+        """Make a response in the background, and note how it ended."""
+        tenant, id = context.tenant_name, response.id
+        keep = partial(self._keep, tenant, call)
+        work = asyncio.create_task(self._generation.ask(call, context, keep))
+        try:
+            cancelled = await self._watch(work, call, context, response)
+            error = None if work.cancelled() else work.exception()
+            if cancelled and work.cancelled():
+                await self._note(tenant, call, response, "cancelled")
+            elif error is not None:
+                failure = InternalError("the router failed; its log has the cause").record()
+                if isinstance(error, BatonError | RequestFailed):
+                    failure = error_record(error)
+                else:
+                    logger.error("response %s failed", id, exc_info=error)
+                failed = msgspec.structs.replace(response, error=error_of(failure))
+                await self._note(tenant, call, failed, "failed")
+            await self._kept.release(tenant, id)
+        except Unavailable as error:
+            logger.warning("response %s: %s", id, error)
+        finally:
+            work.cancel()
+
+    async def _watch(
+        self,
+        work: asyncio.Task[bytes],
+        call: ResponseCall,
+        context: RequestContext,
+        response: Response,
+    ) -> bool:
+        """Renew the lease until the work is done. True: a client has cancelled it."""
+        tenant, cancelled, noted = context.tenant_name, False, False
+        while not work.done():
+            await asyncio.wait({work}, timeout=RENEW_S)
+            if work.done():
+                break
+            try:
+                cancelled = await self._kept.lease(tenant, response.id)
+                if cancelled:
+                    work.cancel()
+                elif context.in_flight and not noted:
+                    noted = True
+                    await self._note(tenant, call, response, "in_progress")
+            except Unavailable as error:  # the lease may end; the answer is written all the same
+                logger.warning("response %s: %s", response.id, error)
+        return cancelled
+
+    async def _note(
+        self, tenant: str, call: ResponseCall, response: Response, status: ResponseStatus
+    ) -> None:
+        changed = msgspec.structs.replace(response, status=status)
+        await self._kept.write(tenant, changed, call.items)
+
+
+def _named(request: web.Request) -> tuple[str, str]:
+    """The tenant, and the id of the response in the path."""
+    return request[CONTEXT].tenant_name, request.match_info["response"]

@@ -1,0 +1,276 @@
+"""/v1/responses: answers, responses that are kept and continued at any router, and those that are
+made in the background."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+
+from baton_kvstore.embedded.servers import EmbeddedStore
+from baton_kvstore.keys import response_lease_key
+from baton_protocol.errors import ErrorRecord
+from baton_protocol.link import RunJob
+from tests.router import pools
+from tests.support.nodes.fake_node import FakeNode
+from tests.support.stores.kvstore import plain_client
+from tests.support.waiting import until
+
+pytestmark = pytest.mark.integration
+
+ROUTE = "/v1/responses"
+BODY: dict[str, Any] = {"input": "Hi"}
+UNKNOWN = f"resp_{'0' * 32}"
+
+
+@pytest.fixture(scope="module")
+def index() -> Iterator[EmbeddedStore]:
+    with EmbeddedStore(64 << 20) as running:
+        yield running
+
+
+def with_index(index: EmbeddedStore, *nodes: FakeNode, **settings: Any) -> Any:
+    return pools.running(*nodes, index_url=index.index_url, **settings)
+
+
+def prompt(node: FakeNode) -> str:
+    """The text of the last prompt that the node got."""
+    return bytes(id for id in prompt_ids(node) if id < 256).decode()
+
+
+def prompt_ids(node: FakeNode) -> tuple[int, ...]:
+    ids: tuple[int, ...] = node.got_of(RunJob)[-1].request.prompt_ids
+    return ids
+
+
+def key(name: str) -> dict[str, str]:
+    return {"Authorization": f"Bearer sk-key-of-{name}"}
+
+
+async def post(client: pools.Client, body: Any, **more: Any) -> Any:
+    status, answer, _ = await client.post(ROUTE, body, **more)
+    assert status == 200, answer
+    return answer
+
+
+def text_of(response: Any) -> str:
+    [item] = response["output"]
+    return str(item["content"][0]["text"])
+
+
+async def test_an_answer_in_one_piece_and_its_stream_are_one_response(decode: FakeNode) -> None:
+    async with pools.running(decode) as client:
+        answer = await post(client, BODY)
+        assert (text_of(answer), answer["status"]) == (pools.REPLY, "completed")
+        assert (answer["store"], answer["model"]) == (False, "fake-model")
+        async with client.session.post(client.url + ROUTE, json=BODY | {"stream": True}) as stream:
+            assert stream.headers["Content-Type"].startswith("text/event-stream")
+            blocks = (await stream.text()).removesuffix("\n\n").split("\n\n")
+        shown = [msgspec.json.decode(block.partition("data: ")[2]) for block in blocks]
+        assert [event["sequence_number"] for event in shown] == list(range(len(shown)))
+        deltas = [event["delta"] for event in shown if event["type"].endswith("text.delta")]
+        assert (len(deltas), "".join(deltas)) == (len(pools.REPLY), pools.REPLY)
+        last = shown[-1]["response"]
+        changing = {"id", "created_at", "output"}
+        assert {name: value for name, value in last.items() if name not in changing} == {
+            name: value for name, value in answer.items() if name not in changing
+        }
+
+
+async def test_a_response_is_kept_and_continued_at_another_router(
+    index: EmbeddedStore, decode: FakeNode
+) -> None:
+    async with with_index(index, decode) as one, with_index(index, decode) as two:
+        first = await post(one, BODY | {"store": True, "instructions": "Be brief."})
+        assert "Be brief." in prompt(decode)
+        status, read, _ = await two.get(f"{ROUTE}/{first['id']}")
+        assert (status, read) == (200, first)
+        more = {"input": "And?", "previous_response_id": first["id"], "store": True}
+        second = await post(two, more)
+        assert second["previous_response_id"] == first["id"]
+        rendered = prompt(decode)
+        places = [rendered.index(text) for text in ("Hi", pools.REPLY, "And?")]
+        assert places == sorted(places)
+        assert "Be brief." not in rendered, "instructions are of one response"
+        asked = {name: more[name] for name in ("input", "previous_response_id")}
+        status, counted, _ = await one.post(f"{ROUTE}/input_tokens", asked)
+        assert counted == {
+            "object": "response.input_tokens",
+            "input_tokens": second["usage"]["input_tokens"],
+        }
+        assert len(prompt_ids(decode)) == second["usage"]["input_tokens"]
+        await check_input(one, second["id"])
+        status, gone, _ = await delete(two, second["id"])
+        assert gone == {"id": second["id"], "object": "response", "deleted": True}
+        for path in (f"{ROUTE}/{second['id']}", f"{ROUTE}/{second['id']}/input_items"):
+            status, error, _ = await one.get(path)
+            assert (status, error["error"]["code"]) == (404, "response_not_found")
+        assert (await delete(two, second["id"]))[0] == 404
+
+
+async def delete(client: pools.Client, id: str, headers: Any = None) -> pools.Reply:
+    async with client.session.delete(f"{client.url}{ROUTE}/{id}", headers=headers) as response:
+        return response.status, await response.json(), {}
+
+
+async def check_input(client: pools.Client, id: str) -> None:
+    """The input of the second response, in pages of either order."""
+    path = f"{ROUTE}/{id}/input_items"
+    _, page, _ = await client.get(f"{path}?order=asc")
+    texts = [item["content"][0]["text"] for item in page["data"]]
+    assert (texts, page["has_more"]) == (["Hi", pools.REPLY, "And?"], False)
+    ids = [item["id"] for item in page["data"]]
+    assert len(set(ids)) == 3
+    _, page, _ = await client.get(f"{path}?limit=2")
+    assert [item["id"] for item in page["data"]] == ids[:0:-1]
+    assert (page["first_id"], page["last_id"], page["has_more"]) == (ids[2], ids[1], True)
+    _, page, _ = await client.get(f"{path}?after={ids[1]}")
+    assert ([item["id"] for item in page["data"]], page["has_more"]) == (ids[:1], False)
+    for query in ("limit=0", "limit=101", "limit=x", "order=up", "after=x"):
+        status, error, _ = await client.get(f"{path}?{query}")
+        assert (status, error["error"]["param"]) == (400, query.partition("=")[0])
+
+
+async def test_no_tenant_finds_the_responses_of_another(
+    index: EmbeddedStore, decode: FakeNode, tmp_path: Path
+) -> None:
+    keys = tmp_path / "keys"
+    keys.write_text("acme sk-key-of-acme\nother sk-key-of-other\n")
+    async with with_index(index, decode, api_keys=str(keys)) as client:
+        mine = await post(client, BODY | {"store": True}, headers=key("acme"))
+        path = f"{ROUTE}/{mine['id']}"
+        for one in (path, f"{path}/input_items"):
+            assert (await client.get(one, key("acme")))[0] == 200
+            assert (await client.get(one, key("other")))[0] == 404
+        assert (await client.post(f"{path}/cancel", {}, key("other")))[0] == 404
+        assert (await delete(client, mine["id"], key("other")))[0] == 404
+        continued = BODY | {"previous_response_id": mine["id"]}
+        status, error, _ = await client.post(ROUTE, continued, key("other"))
+        assert (status, error["error"]["param"]) == (404, "previous_response_id")
+        assert (await delete(client, mine["id"], key("acme")))[0] == 200
+
+
+async def test_what_is_not_kept_is_named(index: EmbeddedStore, decode: FakeNode) -> None:
+    async with with_index(index, decode, response_bytes=4096) as client:
+        for id in (UNKNOWN, "resp_1", "x"):
+            assert (await client.get(f"{ROUTE}/{id}"))[0] == 404
+        plain = await post(client, BODY)
+        assert (await client.get(f"{ROUTE}/{plain['id']}"))[0] == 404
+        kept = await post(client, BODY | {"store": True})
+        for query in ("stream=true", "starting_after=1"):
+            status, error, _ = await client.get(f"{ROUTE}/{kept['id']}?{query}")
+            assert (status, error["error"]["param"]) == (400, query.partition("=")[0])
+        status, error, _ = await client.post(f"{ROUTE}/{kept['id']}/cancel", {})
+        assert (status, "background" in error["error"]["message"]) == (400, True)
+        status, error, _ = await client.post(ROUTE, {"input": "x" * 4096, "store": True})
+        assert (status, error["error"]["param"]) == (400, "store")
+
+
+@pytest.mark.parametrize("settings", [{}, {"response_ttl_s": 0}], ids=str)
+async def test_a_router_that_keeps_none_refuses_to(
+    index: EmbeddedStore, decode: FakeNode, settings: dict[str, Any]
+) -> None:
+    urls = {"index_url": index.index_url} if settings else {}
+    async with pools.running(decode, **urls, **settings) as client:
+        assert (await client.get(f"{ROUTE}/{UNKNOWN}"))[0] == 404
+        for field in ({"store": True}, {"previous_response_id": UNKNOWN}):
+            status, error, _ = await client.post(ROUTE, BODY | field)
+            assert (status, error["error"]["param"]) == (400, next(iter(field)))
+
+
+async def test_an_answer_is_given_even_if_the_index_fails(decode: FakeNode) -> None:
+    decode.script.token_s = 0.02
+    with EmbeddedStore(64 << 20) as index:
+        async with with_index(index, decode) as client:
+            asked = asyncio.create_task(client.post(ROUTE, BODY | {"store": True}))
+            await until(lambda: bool(decode.got_of(RunJob)))
+            index.stop()
+            status, answer, _ = await asked
+            assert (status, text_of(answer)) == (200, pools.REPLY)
+            status, error, _ = await client.get(f"{ROUTE}/{answer['id']}")
+            assert (status, error["error"]["code"]) == (503, "unavailable")
+
+
+# --- in the background ----------------------------------------------------------------------------
+
+BACKGROUND = BODY | {"store": True, "background": True}
+
+
+async def ended(client: pools.Client, id: str) -> Any:
+    """The response once it has ended."""
+    async with asyncio.timeout(20):
+        while True:
+            _, response, _ = await client.get(f"{ROUTE}/{id}")
+            if response["status"] not in ("queued", "in_progress"):
+                return response
+            await asyncio.sleep(0.05)
+
+
+async def test_a_response_in_the_background_is_read_later_at_any_router(
+    index: EmbeddedStore, decode: FakeNode
+) -> None:
+    async with with_index(index, decode) as one, with_index(index, decode) as two:
+        begun = await post(one, BACKGROUND)
+        assert (begun["status"], begun["output"], begun["model"]) == ("queued", [], "fake-model")
+        response = await ended(two, begun["id"])
+        assert (response["status"], text_of(response)) == ("completed", pools.REPLY)
+        assert response["background"]
+        more = await post(two, BODY | {"previous_response_id": begun["id"]})
+        assert text_of(more) == pools.REPLY
+
+
+async def test_a_response_in_the_background_is_cancelled_at_another_router(
+    index: EmbeddedStore, decode: FakeNode
+) -> None:
+    decode.script.run = "half"
+    async with with_index(index, decode) as one, with_index(index, decode) as two:
+        begun = await post(one, BACKGROUND)
+        await until(lambda: bool(decode.got_of(RunJob)))
+        status, error, _ = await two.post(ROUTE, BODY | {"previous_response_id": begun["id"]})
+        assert (status, error["error"]["param"]) == (400, "previous_response_id")
+        for _ in range(2):  # an ended one stays as it is
+            status, response, _ = await two.post(f"{ROUTE}/{begun['id']}/cancel", {})
+            assert (status, response["status"]) == (200, "cancelled")
+        assert await one.unfinished() == 0
+
+
+async def test_a_failure_in_the_background_is_in_the_response(
+    index: EmbeddedStore, decode: FakeNode
+) -> None:
+    decode.script.run = "fail"
+    decode.script.failure = ErrorRecord("too hot", "engine_error", status=500)
+    async with with_index(index, decode) as client:
+        response = await ended(client, (await post(client, BACKGROUND))["id"])
+        assert response["status"] == "failed"
+        assert response["error"] == {"code": "engine_error", "message": "too hot"}
+        status, error, _ = await client.post(ROUTE, BACKGROUND | {"model": "unknown"})
+        assert (status, error["error"]["code"]) == (404, "model_not_found")
+
+
+async def test_a_response_of_a_router_that_stops_has_failed(
+    index: EmbeddedStore, decode: FakeNode
+) -> None:
+    decode.script.run = "half"
+    async with with_index(index, decode) as two:
+        async with with_index(index, decode) as one:
+            begun = await post(one, BACKGROUND)
+            await until(lambda: bool(decode.got_of(RunJob)))
+        _, response, _ = await two.get(f"{ROUTE}/{begun['id']}")
+        assert (response["status"], response["error"]["code"]) == ("failed", "unavailable")
+
+
+async def test_a_response_whose_router_is_lost_has_failed_after_its_lease(
+    index: EmbeddedStore, decode: FakeNode
+) -> None:
+    decode.script.run = "half"
+    async with with_index(index, decode) as client:
+        begun = await post(client, BACKGROUND)
+        await until(lambda: bool(decode.got_of(RunJob)))
+        with plain_client(index.index_url) as redis:
+            redis.delete(response_lease_key("default", "", begun["id"]))
+        _, response, _ = await client.get(f"{ROUTE}/{begun['id']}")
+        assert (response["status"], response["error"]["code"]) == ("failed", "unavailable")
