@@ -74,7 +74,7 @@ class ChatCall(Conversation):
         """Raise InvalidRequest naming the first wrong field."""
         fields = read_fields(ChatFields, body)
         sampling = sampling_values(fields)
-        if fields.logprobs:
+        if fields.logprobs or fields.logprob_token_ids:
             sampling["logprobs"] = fields.top_logprobs or 0
         last, begins = fields.messages[-1], fields.begins_answer
         echoes = fields.echo and (last["role"] == "assistant" or not begins)

@@ -54,12 +54,21 @@ def chat_logprobs(
                 ChatToken(
                     token=token_name(token, as_id), logprob=_value(token), bytes=_bytes(token)
                 )
-                for token in position.top[:top]
+                for token in candidates(position, top)
             ],
         )
         for position in positions
     ]
     return ChatLogprobs(content=content, refusal=None)
+
+
+def candidates(position: PositionLogprobs, top: int) -> Sequence[TokenLogprob]:
+    """The `top` most likely tokens, then those that the client named and that are not among
+    them."""
+    likely = position.top[:top]
+    shown = {token.id for token in likely}
+    named = {token.id: token for token in position.named if token.id not in shown}
+    return (*likely, *named.values())
 
 
 def _bytes(token: TokenLogprob) -> list[int]:
@@ -91,7 +100,7 @@ def _by_name(position: PositionLogprobs, top: int, as_id: bool) -> dict[str, flo
     most likely one; the others are named by id."""
     sampled, by_name = position.sampled, dict[str, float]()
     own = token_name(sampled, as_id)
-    for token in position.top[:top]:
+    for token in candidates(position, top):
         if token.id == sampled.id:
             by_name[own] = _value(sampled)
             continue

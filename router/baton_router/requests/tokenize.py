@@ -132,6 +132,7 @@ def fits_serving(item: Prepared, serving: Serving) -> bool:
         request.prompt_ids,
         params.stop_token_ids,
         params.allowed_token_ids or (),
+        params.logprob_token_ids,
         (token for token, _ in params.logit_bias),
         *params.bad_words,
     )
@@ -284,7 +285,7 @@ async def _check_sampling(
     fields = with_counts(call.sampling, serving.max_logprobs, serving.vocab_size, call.names)
     biased = [token for token, _ in fields.get("logit_bias", ())]
     check_ids("logit_bias", biased, serving.vocab_size)
-    for name in ("stop_token_ids", "allowed_token_ids"):
+    for name in ("stop_token_ids", "allowed_token_ids", "logprob_token_ids"):
         check_ids(name, fields.get(name, ()), serving.vocab_size)
     if parsing is not None and parsing.reads_special and not call.special_tokens_requested:
         fields = {**fields, "skip_special_tokens": False}

@@ -17,6 +17,7 @@ from baton_protocol.sampling import (
     MAX_BAD_WORDS,
     MAX_BIASED,
     MAX_CHOICES,
+    MAX_LOGPROB_IDS,
     MAX_STOP_CHARS,
     MAX_STOP_IDS,
     MAX_TEMPERATURE,
@@ -301,6 +302,10 @@ class GenerationFields(UnservedFields):
         integer(ALL_LOGPROBS, MOST_LOGPROBS),
         f"the same for the prompt's tokens, by id; not with `stream`; {LOGPROBS_LIMIT}",
         "off",
+    )
+    logprob_token_ids = optional(
+        ids(MAX_LOGPROB_IDS),
+        "`logprobs` have these ids at each generated position, too; asks for `logprobs`",
     )
     skip_special_tokens = flag(
         True, "leave EOS and other special tokens out of generated text, but not out of `echo`"
