@@ -24,6 +24,7 @@ from baton_router.openai.fields.completions import CompletionFields
 from baton_router.openai.fields.kinds import INT64
 from baton_router.openai.fields.table import EMPTY, Field, FieldTable
 from baton_router.openai.fields.tokens import DetokenizeFields, TokenizeFields
+from baton_router.tokens.fields import GenerateFields
 
 Json = Mapping[str, Any]
 MARKERS = "<!-- {section} fields: begin -->", "<!-- {section} fields: end -->"
@@ -42,6 +43,7 @@ SECTIONS: Mapping[str, Mapping[str, type[FieldTable]]] = {
         "sleep": SleepFields,
         "wake": WakeFields,
     },
+    "generate": {"generate": GenerateFields},
 }
 GENERATION = ("chat", "completions")
 SHARED = "both"
@@ -82,7 +84,9 @@ def field_table(section: str = REQUEST) -> str:
     if len(SECTIONS[section]) == 1:
         rows = [[*row[:1], *row[2:]] for row in rows]
     head, line, *others = rows
-    return "\n".join([_line(head), f"|{'|'.join(line)}|", *map(_line, others)])
+    table = "\n".join([_line(head), f"|{'|'.join(line)}|", *map(_line, others)])
+    # Remarks link to sections of the page of the shared fields.
+    return table if section == REQUEST else table.replace("](#", "](api.md#")
 
 
 def _line(cells: Sequence[str]) -> str:

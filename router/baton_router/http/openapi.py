@@ -60,6 +60,8 @@ from baton_router.openai.fields.chat import ChatFields
 from baton_router.openai.fields.completions import CompletionFields
 from baton_router.openai.fields.table import FieldTable, schema_of
 from baton_router.openai.fields.tokens import DetokenizeFields, TokenizeFields
+from baton_router.tokens.fields import GenerateFields
+from baton_router.tokens.generate import Generated, GeneratedChunk
 
 Json = dict[str, Any]
 OPENAPI = "3.1.0"
@@ -71,6 +73,7 @@ BODIES: Mapping[str, type[FieldTable]] = {
     "CompletionRequest": CompletionFields,
     "TokenizeRequest": TokenizeFields,
     "DetokenizeRequest": DetokenizeFields,
+    "GenerateRequest": GenerateFields,
     "DrainRequest": DrainFields,
     "PrefixRequest": PrefixFields,
     "SleepRequest": SleepFields,
@@ -248,6 +251,19 @@ OPERATIONS = (
         errors=_GENERATION,
         body="CompletionRequest",
         event=CompletionChunk,
+    ),
+    OpenAPIOperation(
+        method="POST",
+        path=GenerateFields.ROUTE,
+        tag="generation",
+        summary="Generate ids from ids",
+        description="Generates the ids that follow those of a prompt. Takes what the render routes "
+        "answer. With `stream` the answer is a sequence of server-sent events, and the schema is "
+        "that of one event.",
+        answers={200: Generated},
+        errors=_GENERATION,
+        body="GenerateRequest",
+        event=GeneratedChunk,
     ),
     OpenAPIOperation(
         method="POST",

@@ -270,7 +270,7 @@ class ModelList(Closed):
     data: list[Model]
 
 
-def event(answer: ChatCompletionChunk | CompletionChunk | ErrorAnswer) -> bytes:
+def event(answer: Closed) -> bytes:
     """The answer as a server-sent event: one line for every client, however it splits lines."""
     data = _ENCODER.encode(answer)
     if not data.isascii():

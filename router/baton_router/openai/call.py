@@ -146,8 +146,8 @@ class Call(Protocol):
         ...
 
     @property
-    def rendered(self) -> int:
-        """Approximate number of characters that the chat template renders."""
+    def rendered(self) -> Sequence[int]:
+        """Approximate number of characters of each prompt that prompts() has to make."""
         ...
 
     def prompts(self, model: PoolModel) -> list[Prompt]: ...

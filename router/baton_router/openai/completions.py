@@ -161,8 +161,8 @@ class CompletionCall:
         )
 
     @property
-    def rendered(self) -> int:
-        return 0
+    def rendered(self) -> Sequence[int]:
+        return ()
 
     def forget_prompts(self) -> None:
         if not self.echo:

@@ -18,6 +18,7 @@ from baton_protocol.sampling import (
     logprobs_within,
 )
 from baton_router.openai.fields.generation import GenerationFields
+from baton_router.openai.fields.table import FieldTable
 
 Json = dict[str, Any]
 # generation_config.json may hold other fields; only these become defaults of a request.
@@ -41,11 +42,15 @@ def limit_field(fields: GenerationFields) -> str:
 def sampling_values(fields: GenerationFields) -> Json:
     """Keyword arguments for SamplingParams, as far as the fields give them; `complete` adds the
     model's defaults and limits."""
-    given = {name: value for name, value in vars(fields).items() if name in PARAMETERS}
-    if fields.vllm_xargs:
-        given["extra_args"] = fields.vllm_xargs
+    more: Json = {"extra_args": fields.vllm_xargs} if fields.vllm_xargs else {}
     limit = getattr(fields, limit_field(fields))
-    return _likeliest(_DEFAULTS | given | ({} if limit is None else {"max_tokens": limit}))
+    return parameters_in(fields, more if limit is None else more | {"max_tokens": limit})
+
+
+def parameters_in(fields: FieldTable, more: Json) -> Json:
+    """The fields that are parameters by their own names, with `more`."""
+    given = {name: value for name, value in vars(fields).items() if name in PARAMETERS}
+    return _likeliest(_DEFAULTS | given | more)
 
 
 def _likeliest(sampling: Json) -> Json:

@@ -27,7 +27,7 @@ from baton_router.auth import Tenant
 from baton_router.nodes.model_grammars import AnswerRules
 from baton_router.nodes.model_offers import Serving
 from baton_router.openai.answer_parsing import AnswerParsing
-from baton_router.openai.call import Call, Prompt, TextPrompt, Truncation
+from baton_router.openai.call import Call, Prompt, PromptIds, TextPrompt, Truncation
 from baton_router.openai.sampling import check_scores, complete, with_counts
 from baton_router.openai.structured_output import RequestedGrammar
 from baton_router.requests.long_work import in_thread_if_long
@@ -57,12 +57,15 @@ async def prepare(
     ranking: Ranking | None = None,
     traceparent: str = "",
     shared: bool = False,
+    prompts: Sequence[Prompt] | None = None,
 ) -> list[Prepared]:
     """Tokenize and check every prompt of the call. Raise InvalidRequest or PromptTooLong before any
     is placed. A call for more than `max_sequences` sequences fails before tokenization. `deadline`
     is a time of the router's clock. In a `shared` pool a client may let other tenants go first, but
-    not go before them: engines get no priority below 0."""
-    prompts = await _render_prompts(call, serving)
+    not go before them: engines get no priority below 0. `prompts` are those of the call, if they
+    are rendered already."""
+    if prompts is None:
+        prompts = await render_prompts(call, serving)
     _check_sequences(len(prompts), call.sampling.get("n", 1), max_sequences)
     parsing = call.parsing(serving.model, prompts)
     sampling = await _check_sampling(call, serving, len(prompts), parsing)
@@ -160,7 +163,7 @@ async def tokenize_prompt(call: Call, serving: Serving) -> tuple[int, ...]:
     PromptTooLong for more than MAX_TOKENS."""
     roomy = replace(serving, max_model_len=MAX_TOKENS + 1)
     try:
-        [prompt] = await _render_prompts(call, roomy)
+        [prompt] = await render_prompts(call, roomy)
         return await _prompt_ids(prompt, roomy, call)
     except PromptTooLong as error:
         if isinstance(error.__cause__, TextTooLong):
@@ -171,13 +174,12 @@ async def tokenize_prompt(call: Call, serving: Serving) -> tuple[int, ...]:
 
 
 async def prompt_texts(
-    call: Call, serving: Serving, prompts: Sequence[tuple[int, ...]]
+    call: Call, serving: Serving, prompts: Sequence[Prompt], all_ids: PromptIds
 ) -> list[str]:
-    """The texts of a call's prompts, whose ids are `prompts`. That of ids, or of a prompt that may
+    """The texts of a call's prompts, which have these ids. That of ids, or of a prompt that may
     have been truncated, is what the ids say."""
     tokenizer, texts = serving.model.tokenizer, list[str]()
-    given = await _render_prompts(call, serving)
-    for prompt, ids in zip(given, prompts, strict=True):
+    for prompt, ids in zip(prompts, all_ids, strict=True):
         if isinstance(prompt, TextPrompt) and call.truncation is None:
             texts.append(prompt.text)
         else:
@@ -186,16 +188,16 @@ async def prompt_texts(
     return texts
 
 
-async def _render_prompts(call: Call, serving: Serving) -> list[Prompt]:
-    """Render a long conversation in a thread, because rendering holds the interpreter lock for tens
-    of milliseconds per 16 MB. Refuse one that is certainly too long before rendering it."""
+async def render_prompts(call: Call, serving: Serving) -> list[Prompt]:
+    """The call's prompts. Render a long conversation in a thread, because rendering holds the
+    interpreter lock for tens of milliseconds per 16 MB. Refuse one that is certainly too long
+    before rendering it."""
     longest = serving.model.tokenizer.longest_token
-    if call.rendered > LEFT_OUT * (serving.max_model_len - 1) * longest:
-        reason = (
-            f"has messages of {call.rendered} characters, at {longest} characters per token at most"
-        )
+    sizes = call.rendered
+    if (most := max(sizes, default=0)) > LEFT_OUT * (serving.max_model_len - 1) * longest:
+        reason = f"is made of {most} characters, at {longest} characters per token at most"
         raise _too_long_error(serving, reason, call.names.get("prompt", "prompt"))
-    if call.rendered <= LONG_TEXT:
+    if sum(sizes) <= LONG_TEXT:
         return call.prompts(serving.model)
     return await asyncio.to_thread(call.prompts, serving.model)
 
@@ -214,7 +216,7 @@ async def _prompt_ids(prompt: Prompt, serving: Serving, call: Call) -> tuple[int
         ) from error
     if isinstance(prompt, TextPrompt):
         return tuple(ids)
-    check_ids("prompt", ids, serving.vocab_size)
+    check_ids(field, ids, serving.vocab_size)
     return tuple(model.tokenizer.shared(ids))
 
 
