@@ -19,12 +19,14 @@ from typing import Any
 from baton_router.http.drain import DrainFields
 from baton_router.http.node_sleep import SleepFields, WakeFields
 from baton_router.http.prefixes import PrefixFields
+from baton_router.openai.fields.batch_chat import BatchChatFields
 from baton_router.openai.fields.chat import ChatFields
 from baton_router.openai.fields.completions import CompletionFields
 from baton_router.openai.fields.kinds import INT64
 from baton_router.openai.fields.table import EMPTY, Field, FieldTable
 from baton_router.openai.fields.tokens import DetokenizeFields, TokenizeFields
 from baton_router.tokens.fields import GenerateFields
+from baton_router.tokens.scoring import ScoringFields
 
 Json = Mapping[str, Any]
 MARKERS = "<!-- {section} fields: begin -->", "<!-- {section} fields: end -->"
@@ -43,7 +45,9 @@ SECTIONS: Mapping[str, Mapping[str, type[FieldTable]]] = {
         "sleep": SleepFields,
         "wake": WakeFields,
     },
+    "batch chat": {"batch chat": BatchChatFields},
     "generate": {"generate": GenerateFields},
+    "generative scoring": {"generative scoring": ScoringFields},
 }
 GENERATION = ("chat", "completions")
 SHARED = "both"

@@ -56,12 +56,14 @@ from baton_router.openai.answers import (
     Model,
     ModelList,
 )
+from baton_router.openai.fields.batch_chat import BatchChatFields
 from baton_router.openai.fields.chat import ChatFields
 from baton_router.openai.fields.completions import CompletionFields
 from baton_router.openai.fields.table import FieldTable, schema_of
 from baton_router.openai.fields.tokens import DetokenizeFields, TokenizeFields
 from baton_router.tokens.fields import GenerateFields
 from baton_router.tokens.generate import Generated, GeneratedChunk
+from baton_router.tokens.scoring import ScoreList, ScoringFields
 
 Json = dict[str, Any]
 OPENAPI = "3.1.0"
@@ -70,10 +72,12 @@ REF = "#/components/schemas/{name}"
 # The tables of the bodies, by the names of their schemas.
 BODIES: Mapping[str, type[FieldTable]] = {
     "ChatRequest": ChatFields,
+    "BatchChatRequest": BatchChatFields,
     "CompletionRequest": CompletionFields,
     "TokenizeRequest": TokenizeFields,
     "DetokenizeRequest": DetokenizeFields,
     "GenerateRequest": GenerateFields,
+    "ScoringRequest": ScoringFields,
     "DrainRequest": DrainFields,
     "PrefixRequest": PrefixFields,
     "SleepRequest": SleepFields,
@@ -201,14 +205,14 @@ class OpenAPIOperation:
                 "description": "success"
                 if status == 200
                 else "not ready; the answer gives the reason",
-                "headers": _headers(generation=self.event is not None),
+                "headers": _headers(generation=self.tag == "generation"),
                 "content": self._content(answer),
             }
             for status, answer in self.answers.items()
         }
         for error in sorted(self.errors, key=lambda error: error.status):
             if error.status not in self.answers:
-                responses[str(error.status)] = _failure(error, generation=self.event is not None)
+                responses[str(error.status)] = _failure(error, generation=self.tag == "generation")
         return responses
 
     def _content(self, answer: type | None) -> Json:
@@ -241,6 +245,17 @@ OPERATIONS = (
     ),
     OpenAPIOperation(
         method="POST",
+        path=BatchChatFields.ROUTE,
+        tag="generation",
+        summary="Answer several conversations",
+        description="Generates the next message of each conversation of a list. The choices are in "
+        "the order of the conversations.",
+        answers={200: ChatCompletion},
+        errors=_GENERATION,
+        body="BatchChatRequest",
+    ),
+    OpenAPIOperation(
+        method="POST",
         path="/v1/completions",
         tag="generation",
         summary="Continue one or several prompts",
@@ -264,6 +279,17 @@ OPERATIONS = (
         errors=_GENERATION,
         body="GenerateRequest",
         event=GeneratedChunk,
+    ),
+    OpenAPIOperation(
+        method="POST",
+        path=ScoringFields.ROUTE,
+        tag="generation",
+        summary="Score items by the probability of a label",
+        description="For each item, the probability that the first label is the next token after "
+        "the query and the item, among the labels or among all tokens.",
+        answers={200: ScoreList},
+        errors=_GENERATION,
+        body="ScoringRequest",
     ),
     OpenAPIOperation(
         method="POST",

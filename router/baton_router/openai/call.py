@@ -150,7 +150,9 @@ class Call(Protocol):
         """Approximate number of characters of each prompt that prompts() has to make."""
         ...
 
-    def prompts(self, model: PoolModel) -> list[Prompt]: ...
+    def prompts(self, model: PoolModel) -> list[Prompt]:
+        """The prompts, in the order of the answer's choices. Raise TextTooLong."""
+        ...
 
     def parsing(self, model: PoolModel, prompts: Sequence[Prompt]) -> AnswerParsing | None:
         """How to parse the answers to these prompts; None if they are plain text."""

@@ -197,9 +197,12 @@ async def render_prompts(call: Call, serving: Serving) -> list[Prompt]:
     if (most := max(sizes, default=0)) > LEFT_OUT * (serving.max_model_len - 1) * longest:
         reason = f"is made of {most} characters, at {longest} characters per token at most"
         raise _too_long_error(serving, reason, call.names.get("prompt", "prompt"))
-    if sum(sizes) <= LONG_TEXT:
-        return call.prompts(serving.model)
-    return await asyncio.to_thread(call.prompts, serving.model)
+    try:
+        if sum(sizes) <= LONG_TEXT:
+            return call.prompts(serving.model)
+        return await asyncio.to_thread(call.prompts, serving.model)
+    except TextTooLong as error:
+        raise _unsplittable(error, call.names.get("prompt", "prompt")) from error
 
 
 async def _prompt_ids(prompt: Prompt, serving: Serving, call: Call) -> tuple[int, ...]:
@@ -209,15 +212,19 @@ async def _prompt_ids(prompt: Prompt, serving: Serving, call: Call) -> tuple[int
     try:
         ids = await _tokenize(prompt, serving, call, field)
     except TextTooLong as error:
-        raise PromptTooLong(
-            f"the prompt has {error.args[0]} characters in a row that this model's tokenizer "
-            f"cannot split; at most {MOST_AT_ONCE} are allowed. Shorten {field}",
-            param=field,
-        ) from error
+        raise _unsplittable(error, field) from error
     if isinstance(prompt, TextPrompt):
         return tuple(ids)
     check_ids(field, ids, serving.vocab_size)
     return tuple(model.tokenizer.shared(ids))
+
+
+def _unsplittable(error: TextTooLong, field: str) -> PromptTooLong:
+    return PromptTooLong(
+        f"the prompt has {error.args[0]} characters in a row that this model's tokenizer "
+        f"cannot split; at most {MOST_AT_ONCE} are allowed. Shorten {field}",
+        param=field,
+    )
 
 
 async def _tokenize(prompt: Prompt, serving: Serving, call: Call, field: str) -> Sequence[int]:
@@ -288,7 +295,7 @@ async def _check_sampling(
     biased = [token for token, _ in fields.get("logit_bias", ())]
     check_ids("logit_bias", biased, serving.vocab_size)
     for name in ("stop_token_ids", "allowed_token_ids", "logprob_token_ids"):
-        check_ids(name, fields.get(name, ()), serving.vocab_size)
+        check_ids(call.names.get(name, name), fields.get(name, ()), serving.vocab_size)
     if parsing is not None and parsing.reads_special and not call.special_tokens_requested:
         fields = {**fields, "skip_special_tokens": False}
     if call.grammar is not None:
@@ -296,7 +303,7 @@ async def _check_sampling(
     if parsing is not None and parsing.rules is not None:
         fields = {
             **fields,
-            "structured": await _compile_whole_answer(parsing, parsing.rules, serving),
+            "structured": await _compile_whole_answer(parsing, parsing.rules, serving, prompts),
         }
     if not call.bad_words:
         return fields
@@ -311,25 +318,31 @@ async def _compile_format(
         grammar = await serving.model.grammar(requested.kind, requested.value)
     except GrammarError as error:
         raise requested.refusal(error) from None
+    _check_grammars(requested.field, grammar, prompts)
+    return StructuredOutput(grammar)
+
+
+def _check_grammars(field: str, grammar: str, prompts: int) -> None:
     size = len(grammar.encode())
     if prompts * size > MAX_GRAMMARS_BYTES:
         raise InvalidRequest(
-            f"{requested.field} compiles to a grammar of {size} bytes for each of {prompts} "
+            f"{field} compiles to a grammar of {size} bytes for each of {prompts} "
             f"prompts; one call may have at most {MAX_GRAMMARS_BYTES} bytes: send fewer prompts "
             "at a time",
             param="prompt",
         )
-    return StructuredOutput(grammar)
 
 
 async def _compile_whole_answer(
-    parsing: AnswerParsing, rules: AnswerRules, serving: Serving
+    parsing: AnswerParsing, rules: AnswerRules, serving: Serving, prompts: int
 ) -> StructuredOutput:
     """The grammar of a whole answer. Its content was checked alone before, for a clearer error."""
     try:
-        return StructuredOutput(await serving.model.answer_grammar(rules))
+        grammar = await serving.model.answer_grammar(rules)
     except GrammarError as error:
         raise parsing.refusal(error) from None
+    _check_grammars(", ".join(parsing.fields), grammar, prompts)
+    return StructuredOutput(grammar)
 
 
 def check_ids(name: str, ids: Sequence[int], vocab_size: int) -> None:

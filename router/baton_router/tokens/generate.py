@@ -51,6 +51,14 @@ from baton_router.tokens.fields import GenerateFields, SamplingFields
 from baton_text.tokenizer import Tokenizer
 
 PREFIX = "generate-tokens-"
+# The sampling parameters whose bounds depend on the prompt or the model.
+NESTED = {
+    name: f"sampling_params.{name}"
+    for name in (
+        *("max_tokens", "logprobs", "prompt_logprobs"),
+        *("stop_token_ids", "allowed_token_ids", "logprob_token_ids"),
+    )
+}
 
 
 class TokenScore(Closed):
@@ -172,8 +180,7 @@ class GenerateCall:
 
     @property
     def names(self) -> Mapping[str, str]:
-        nested = ("max_tokens", "logprobs", "prompt_logprobs")
-        return {"prompt": "token_ids"} | {name: f"sampling_params.{name}" for name in nested}
+        return {"prompt": "token_ids", **NESTED}
 
     def forget_prompts(self) -> None:
         self.given.clear()

@@ -156,7 +156,10 @@ async def test_what_render_answers_generates_as_the_call_itself(
         ({"sampling_params": {"temperatur": 1}}, "sampling_params.temperatur"),
         ({"sampling_params": {"n": 0}}, "sampling_params.n"),
         ({"sampling_params": {"logprobs": 21}}, "sampling_params.logprobs"),
-        ({"sampling_params": {"logprob_token_ids": [1 << 40]}}, "logprob_token_ids"),
+        (
+            {"sampling_params": {"logprob_token_ids": [1 << 40]}},
+            "sampling_params.logprob_token_ids",
+        ),
         (
             {"sampling_params": {"logprob_token_ids": [1] * (MAX_LOGPROB_IDS + 1)}},
             "sampling_params.logprob_token_ids",

@@ -17,6 +17,7 @@ from baton_router.http.drain import parse_drain
 from baton_router.http.node_sleep import SleepFields, WakeFields
 from baton_router.http.openapi import BODIES
 from baton_router.http.prefixes import PrefixFields
+from baton_router.openai.batch_chat import BatchChatCall
 from baton_router.openai.call import Call
 from baton_router.openai.chat import ChatCall
 from baton_router.openai.completions import CompletionCall
@@ -31,6 +32,7 @@ from baton_router.openai.tokenize_call import TokenizeCall
 from baton_router.openai.tools import MAX_NAME, TOOLS_AGREE
 from baton_router.tokens.fields import GENERATE_AGREES
 from baton_router.tokens.generate import GenerateCall
+from baton_router.tokens.scoring import ScoringCall
 from tests.router.openai.bodies import USER, Json
 from tests.router.openai.fields.schema_edges import edges
 
@@ -41,7 +43,9 @@ REQUIRED_FIELDS: dict[str, Json] = {
     "CompletionRequest": {"prompt": "x"},
     "TokenizeRequest": {"messages": [USER]},
     "DetokenizeRequest": {"tokens": [1]},
+    "BatchChatRequest": {"messages": [[USER]]},
     "GenerateRequest": {"token_ids": [1]},
+    "ScoringRequest": {"query": "x", "items": ["y"], "label_token_ids": [1]},
     "DrainRequest": {},
     "PrefixRequest": {"ttl_s": 60},
     "SleepRequest": {},
@@ -97,7 +101,9 @@ READERS: dict[str, Callable[[Json], object]] = {
     "ChatRequest": read_generation(ChatCall.from_body),
     "CompletionRequest": read_generation(CompletionCall.from_body),
     "TokenizeRequest": TokenizeCall.from_body,
+    "BatchChatRequest": read_generation(BatchChatCall.from_body),
     "GenerateRequest": read_generation(GenerateCall.from_body),
+    "ScoringRequest": read_generation(ScoringCall.from_body),
     "DetokenizeRequest": lambda body: read_fields(DetokenizeFields, body),
     "DrainRequest": lambda body: parse_drain(msgspec.json.encode(body)),
     "PrefixRequest": lambda body: read_fields(PrefixFields, body),
@@ -120,6 +126,8 @@ def test_a_value_at_a_bound_is_accepted_and_one_beyond_is_refused_by_name(
 ) -> None:
     def read(value: Any) -> None:
         beside = {"n": value} if field == "best_of" else REQUIRED_BESIDE.get(field, {})
+        if BODIES[name].FIELDS[field].use == "refused":
+            beside = {}
         if name == "CompletionRequest" and field.startswith("max_") and value == 0:
             beside = {"echo": True}
         READERS[name](REQUIRED_FIELDS[name] | beside | {field: value})
