@@ -9,6 +9,7 @@ from typing import Any
 import msgspec
 import pytest
 
+from baton_protocol import LOGPROB_IDS_SINCE
 from baton_protocol.link import PrefillJob, RunJob
 from baton_protocol.sampling import MAX_LOGPROB_IDS, SamplingParams
 from baton_router.tokens.generate import Generated, GeneratedChunk
@@ -195,3 +196,37 @@ async def test_a_search_with_beams_is_not_rendered(decode: FakeNode) -> None:
         body = {"prompt": "Hi", "use_beam_search": True, "n": 2}
         status, answer, _ = await client.post("/v1/completions/render", body)
         assert (status, answer["error"]["param"]) == (400, "use_beam_search")
+
+
+async def test_named_ids_are_for_nodes_that_know_of_them(decode: FakeNode) -> None:
+    async with FakeNode("decode-9", "decode", protocol=LOGPROB_IDS_SINCE - 1) as older:
+        async with pools.running(decode, older) as client:
+            for _ in range(4):
+                await generated(client, sampling_params={"logprob_token_ids": [1]})
+            assert len(decode.got_of(RunJob)) == 4
+        async with pools.running(older, unready_wait_s=0) as client:
+            body = {"token_ids": IDS, "sampling_params": {"logprob_token_ids": [1]}}
+            status, answer, _ = await client.post(GENERATE, body)
+            assert (status, answer["error"]["code"]) == (503, "unavailable")
+            needed = f"logprob_token_ids needs protocol version {LOGPROB_IDS_SINCE}"
+            assert needed in answer["error"]["message"]
+            assert (await client.post(GENERATE, {"token_ids": IDS}))[0] == 200
+
+
+async def test_an_answer_s_id_is_explained(decode: FakeNode) -> None:
+    async with pools.running(decode) as client:
+        answer = await generated(client)
+        status, explained, _ = await client.get(f"/requests/{answer.request_id}")
+        assert (status, explained["endpoint"]) == (200, "generate")
+
+
+async def test_all_ids_of_the_vocabulary_may_have_logprobs(decode: FakeNode) -> None:
+    vocabulary = decode.report.vocab_size
+    decode.report = msgspec.structs.replace(decode.report, max_logprobs=vocabulary)
+    async with pools.running(decode) as client:
+        chat = {"messages": MESSAGES, "logprobs": True, "top_logprobs": -1, "max_tokens": 1}
+        assert (await client.post("/v1/chat/completions", chat))[0] == 200
+        assert params_of(decode).logprobs == vocabulary
+        answer = await generated(client, sampling_params={"logprobs": -1, "max_tokens": 1})
+        assert answer.choices[0].logprobs is not None
+        assert len(answer.choices[0].logprobs.content[0].top_logprobs) == vocabulary
