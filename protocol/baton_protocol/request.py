@@ -60,8 +60,10 @@ class TokenLogprob(msgspec.Struct, frozen=True, omit_defaults=True):
 
 
 class PositionLogprobs(msgspec.Struct, frozen=True, omit_defaults=True):
-    """The sampled token and the likeliest tokens, likeliest first. Log-probabilities are natural
+    """The sampled token and the likeliest tokens, likeliest first. `named` are the tokens of the
+    request's `logprob_token_ids`, in their order and without ranks. Log-probabilities are natural
     logarithms, computed before temperature."""
 
     sampled: TokenLogprob
     top: tuple[TokenLogprob, ...] = ()
+    named: tuple[TokenLogprob, ...] = ()

@@ -15,6 +15,7 @@ EarlyStopping = bool | Literal["never"]
 MAX_LOGPROBS = 20  # the default of --max-logprobs
 ALL_LOGPROBS = -1  # as many as the vocabulary has
 MOST_LOGPROBS = 1 << 20  # no vocabulary has more ids
+MAX_LOGPROB_IDS = 128  # of logprob_token_ids
 MAX_CHOICES = 128
 MAX_TEMPERATURE = 100.0
 # Each choice searches for each stop string with a table as long as the string, and each token is
@@ -48,7 +49,9 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tr
     temperature 0 is greedy. top_k -1 (or 0), top_p 1 and min_p 0 are off. `max_tokens` counts every
     generated id, EOS and stop tokens included. `logprobs` is the number of alternatives beside the
     sampled token (0: the sampled token alone; -1: the whole vocabulary), None is off;
-    `prompt_logprobs` requests the same for the prompt's tokens, which are then all computed. Noise
+    `prompt_logprobs` requests the same for the prompt's tokens, which are then all computed.
+    `logprob_token_ids` adds the log-probabilities of these ids at each generated position, and
+    makes `logprobs` 0 if it is None. Noise
     is keyed by (seed, choice, position); the router gives a seed to requests that have none.
     Without `detokenize` nobody makes text of the tokens, so no stop string can be looked for.
 
@@ -86,6 +89,7 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tr
     detokenize: bool = True
     logprobs: int | None = None
     prompt_logprobs: int | None = None
+    logprob_token_ids: tuple[int, ...] = ()
     frequency_penalty: float = 0.0
     presence_penalty: float = 0.0
     repetition_penalty: float = 1.0
@@ -98,6 +102,10 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tr
     length_penalty: float = 1.0
     early_stopping: EarlyStopping = False
     extra_args: dict[str, Any] | None = None
+
+    def __post_init__(self) -> None:
+        if self.logprob_token_ids and self.logprobs is None:
+            msgspec.structs.force_setattr(self, "logprobs", 0)
 
     @property
     def reads_no_cache(self) -> bool:
@@ -129,6 +137,7 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tr
         _within("min_tokens", self.min_tokens, 0, self.max_tokens)
         if self.logprobs is not None:
             _within("logprobs", self.logprobs, ALL_LOGPROBS, MOST_LOGPROBS)
+        _at_most("logprob_token_ids", len(self.logprob_token_ids), MAX_LOGPROB_IDS, "ids")
         if self.seed is not None:
             _within("seed", self.seed, -(2**63), 2**63 - 1)
         if any(not text for text in self.stop):
@@ -197,6 +206,7 @@ NOT_WITH_BEAMS = {
         "min_tokens",
         "stop",
         "prompt_logprobs",
+        "logprob_token_ids",
         "frequency_penalty",
         "presence_penalty",
         "repetition_penalty",
@@ -235,11 +245,12 @@ def logprobs_within(name: str, value: int, most: int, vocab_size: int) -> int:
 def check_message(params: SamplingParams) -> None:
     """Refuse answers whose parts that arrive together would be too large for one message. The
     parameters are complete: each number of logprobs is within its limit."""
-    each = 1 + (params.logprobs or 0)
+    named = len(params.logprob_token_ids)
+    each = 1 + (params.logprobs or 0) + named
     if params.n * each > MAX_PROMPT_CANDIDATES:
         raise InvalidRequest(
-            f"logprobs is {params.logprobs} and n {params.n}; (1 + logprobs) x n may be at most "
-            f"{MAX_PROMPT_CANDIDATES}",
+            f"logprobs is {params.logprobs}, logprob_token_ids holds {named} ids, and n is "
+            f"{params.n}; (1 + logprobs + ids) x n may be at most {MAX_PROMPT_CANDIDATES}",
             param="logprobs",
         )
     if params.use_beam_search and params.n * each * params.max_tokens > MAX_PROMPT_CANDIDATES:

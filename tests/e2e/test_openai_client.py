@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -9,7 +10,7 @@ from typing import Any
 import openai
 import pytest
 
-from tests.support.clients.http import complete, exchange
+from tests.support.clients.http import complete, events, exchange
 from tests.support.engines.tiny_models import prompt_of
 from tests.support.pools.baton_up import Pool
 
@@ -208,3 +209,91 @@ def test_answers_and_nodes_of_a_batch_invariant_pool_are_bitwise_exact(pool: Poo
     assert "prefill-0" in answer.headers["x-baton-placement"]
     assert answer.headers["x-baton-exact"] == "bitwise"
     assert [node["exact"] for node in pool.pool()["nodes"]] == ["bitwise"] * 2
+
+
+LABELS = [5, 77, 300]
+
+
+def logprob_after(client: openai.OpenAI, prompt: list[int], label: int) -> float:
+    """How likely the label is after the prompt, as the last token of a prompt that is scored."""
+    scored = client.completions.create(
+        model="tiny", prompt=[*prompt, label], echo=True, logprobs=0, max_tokens=0
+    )
+    logprobs = scored.choices[0].logprobs
+    assert logprobs is not None
+    assert logprobs.token_logprobs is not None
+    return logprobs.token_logprobs[-1]
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_named_ids_have_the_logprobs_of_prompts_that_end_with_them(
+    client: openai.OpenAI, stream: bool
+) -> None:
+    prompt = prompt_of(40, seed=8)
+    answer: Any = client.completions.create(
+        model="tiny",
+        prompt=prompt,
+        max_tokens=3,
+        temperature=0,
+        logprobs=1,
+        stream=stream,
+        extra_body={
+            **{"logprob_token_ids": LABELS, "return_tokens_as_token_ids": True},
+            **{"return_token_ids": True, "ignore_eos": True},
+        },
+    )
+    choices: list[Any] = [
+        choice for event in (answer if stream else [answer]) for choice in event.choices
+    ]
+    ids = [id for choice in choices for id in choice.token_ids]
+    tops = [top for choice in choices for top in choice.logprobs.top_logprobs]
+    assert len(ids) == len(tops) == 3
+    for place, top in enumerate(tops):
+        before = prompt + ids[:place]
+        assert {id: top[f"token_id:{id}"] for id in LABELS} == {
+            id: logprob_after(client, before, id) for id in LABELS
+        }
+        assert f"token_id:{ids[place]}" in top
+
+
+def test_scores_of_labels_follow_from_their_logprobs(client: openai.OpenAI, pool: Pool) -> None:
+    query, items = prompt_of(20, seed=4), [prompt_of(9, seed=5), prompt_of(30, seed=6), []]
+    body = {"query": query, "items": items, "label_token_ids": LABELS}
+    among = exchange(pool.url, "/generative_scoring", body)
+    alone = exchange(pool.url, "/generative_scoring", body | {"apply_softmax": False})
+    assert (among.status, alone.status) == (200, 200)
+    for item, one, other in zip(items, among.body["data"], alone.body["data"], strict=True):
+        shares = [math.exp(logprob_after(client, query + item, label)) for label in LABELS]
+        assert other["score"] == shares[0]
+        assert one["score"] == pytest.approx(shares[0] / sum(shares))
+
+
+def test_a_batch_has_the_answers_of_its_conversations(pool: Pool) -> None:
+    conversations = [MESSAGES, [{"role": "user", "content": "two"}], MESSAGES + MESSAGES]
+    fields = {"max_tokens": 8, "temperature": 1.0, "seed": 3, "return_token_ids": True}
+    batch = exchange(pool.url, "/v1/chat/completions/batch", {"messages": conversations, **fields})
+    assert batch.status == 200, batch.body
+    alone = [
+        exchange(pool.url, "/v1/chat/completions", {"messages": messages, **fields}).body
+        for messages in conversations
+    ]
+    found = [choice["token_ids"] for choice in batch.body["choices"]]
+    assert found == [answer["choices"][0]["token_ids"] for answer in alone]
+    assert batch.body["usage"]["prompt_tokens"] == sum(
+        answer["usage"]["prompt_tokens"] for answer in alone
+    )
+
+
+def test_a_rendered_chat_generates_the_ids_of_the_chat(pool: Pool) -> None:
+    body = {"messages": MESSAGES, "max_tokens": 12, "temperature": 1.0, "seed": 7}
+    rendered = exchange(pool.url, "/v1/chat/completions/render", body | {"stream": True}).body
+    streamed = [
+        id
+        for event in events(pool.url, "/inference/v1/generate", rendered)
+        for choice in event["choices"]
+        for id in choice["token_ids"]
+    ]
+    whole = exchange(pool.url, "/inference/v1/generate", rendered | {"stream": False}).body
+    chat = exchange(pool.url, "/v1/chat/completions", body | {"return_token_ids": True}).body
+    expected = chat["choices"][0]["token_ids"]
+    assert (streamed, whole["choices"][0]["token_ids"]) == (expected, expected)

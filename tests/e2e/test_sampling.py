@@ -42,7 +42,7 @@ GREEDY = {"max_tokens": 48, "temperature": 0.0, "ignore_eos": True}
 # How answers end or are sampled, with fields that depend on the answer without drafts.
 ENDINGS: dict[str, Callable[[Json], Json]] = {
     "greedy, logprobs": lambda whole: GREEDY | {"logprobs": 3},
-    "sampled, logprobs": lambda whole: FIELDS | {"logprobs": 3},
+    "sampled, logprobs": lambda whole: FIELDS | {"logprobs": 3, "logprob_token_ids": [5, 9]},
     "three choices": lambda whole: FIELDS | {"n": 3, "logprobs": 1},
     "penalties": lambda whole: FIELDS | {"repetition_penalty": 1.3, "frequency_penalty": 0.5},
     "a limit": lambda whole: GREEDY | {"max_tokens": 29},

@@ -176,11 +176,14 @@ def test_two_requests_without_a_seed_differ(llm: LLM) -> None:
 
 
 def test_a_choice_has_one_logprobs_record_per_token(llm: LLM) -> None:
-    params = SamplingParams(temperature=0.0, max_tokens=5, ignore_eos=True, logprobs=2)
+    params = SamplingParams(
+        temperature=0.0, max_tokens=5, ignore_eos=True, logprobs=2, logprob_token_ids=(7, 9)
+    )
     [choice] = llm.generate(prompt_of(9, seed=6), params)[0].outputs
     assert choice.logprobs is not None
     assert [each.sampled.id for each in choice.logprobs] == choice.token_ids
     assert all(len(each.top) == 2 for each in choice.logprobs)
+    assert all([named.id for named in each.named] == [7, 9] for each in choice.logprobs)
     total = sum(each.sampled.logprob for each in choice.logprobs)
     assert choice.cumulative_logprob == pytest.approx(total)
     assert llm.generate(prompt_of(9, seed=6), GREEDY)[0].outputs[0].cumulative_logprob is None

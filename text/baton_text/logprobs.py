@@ -28,7 +28,7 @@ def add_token_texts(
 
     return tuple(
         PositionLogprobs(
-            name(position.sampled), tuple(name(candidate) for candidate in position.top)
+            name(position.sampled), tuple(map(name, position.top)), tuple(map(name, position.named))
         )
         for position in positions
     )

@@ -44,6 +44,7 @@ class RequestLimits:
         for field, ids in (
             ("prompt", prompt),
             ("stop_token_ids", params.stop_token_ids),
+            ("logprob_token_ids", params.logprob_token_ids),
             ("logit_bias", [id for id, _ in params.logit_bias]),
             ("allowed_token_ids", params.allowed_token_ids or ()),
             ("bad_words", [id for word in params.bad_words for id in word]),

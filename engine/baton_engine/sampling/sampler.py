@@ -81,24 +81,27 @@ def _drawn(logits_QV: torch.Tensor, columns_6Q: Columns) -> torch.Tensor:
 
 @dataclass(frozen=True, slots=True)
 class ChosenTokens:
-    """The sampled ids [S], and logprobs of the samples in `asking`. After to_host(), call read()
-    only when the device has finished the step."""
+    """The sampled ids [S], and logprobs of the samples in `asking`, each with those of the ids
+    `named` by its request. After to_host(), call read() only when the device has finished the
+    step."""
 
     ids_S: torch.Tensor
     asking: Mapping[int, int]  # index of the sample -> number of most likely tokens to return
     logprobs: Logprobs | None
+    named: Sequence[Sequence[int]] = ()
 
     def to_host(self) -> ChosenTokens:
         """Start copies to the host. The ids on the device stay valid for the next step."""
         there = None if self.logprobs is None else self.logprobs.to_host()
-        return ChosenTokens(self.ids_S.to("cpu", non_blocking=True), self.asking, there)
+        ids_S = self.ids_S.to("cpu", non_blocking=True)
+        return ChosenTokens(ids_S, self.asking, there, self.named)
 
     def read(self) -> list[Sampled]:
         ids: list[int] = self.ids_S.tolist()
         if self.logprobs is None:
             return [Sampled(id) for id in ids]
         positions = self.logprobs.read(
-            [ids[index] for index in self.asking], [*self.asking.values()]
+            [ids[index] for index in self.asking], [*self.asking.values()], self.named
         )
         likely = dict(zip(self.asking, positions, strict=True))
         return [Sampled(id, likely.get(index)) for index, id in enumerate(ids)]
@@ -140,7 +143,9 @@ def choose(
     else:
         beams = [row for row, index in enumerate(asking) if samples[index].params.use_beam_search]
         score_NV = _scores(mode, score_NV, processed_NV, stage(np.array(beams, np.int64), device))
-    return ChosenTokens(ids_S, asking, select(score_NV, ids_S[places_N], max(asking.values())))
+    named = [samples[index].params.logprob_token_ids for index in asking]
+    logprobs = select(score_NV, ids_S[places_N], max(asking.values()), named)
+    return ChosenTokens(ids_S, asking, logprobs, named)
 
 
 def _has_beams(samples: Sequence[Sample], asking: Mapping[int, int]) -> bool:

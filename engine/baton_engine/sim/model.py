@@ -12,7 +12,7 @@ hash that includes (seed, choice) selects one of the most likely few.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import count, islice
 
@@ -67,7 +67,8 @@ class Vocabulary:
             place = (noise >> 8) % few
         if params.logprobs is None:
             return Sampled(ids[place])
-        return Sampled(ids[place], logits.logprobs(ids[place], params.logprobs))
+        likely = logits.logprobs(ids[place], params.logprobs, params.logprob_token_ids)
+        return Sampled(ids[place], likely)
 
     def expects(self, digest: int, position: int, id: int, top: int) -> PositionLogprobs:
         """The logprob of `id` at `position` after `digest`, and of the `top` most likely ids."""
@@ -111,13 +112,15 @@ class _Logits:
     def of(self, id: int) -> float:
         return TOP_LOGIT - STEP * self.rank(id)
 
-    def logprobs(self, id: int, top: int) -> PositionLogprobs:
+    def logprobs(self, id: int, top: int, named: Sequence[int] = ()) -> PositionLogprobs:
         def entry(id: int) -> TokenLogprob:
             rank = self.rank(id)
             return TokenLogprob(id=id, logprob=-STEP * rank - LOG_TOTAL, rank=rank + 1)
 
         return PositionLogprobs(
-            entry(id), tuple(entry(likely) for likely in islice(self.ranked(), top))
+            entry(id),
+            tuple(entry(likely) for likely in islice(self.ranked(), top)),
+            tuple(TokenLogprob(asked, entry(asked).logprob) for asked in named),
         )
 
 

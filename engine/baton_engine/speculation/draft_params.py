@@ -11,7 +11,9 @@ from baton_protocol.sampling import SamplingParams
 def draft_params(params: SamplingParams, vocab_size: int | None = None) -> SamplingParams:
     """The parameters, with the ids below `vocab_size` alone if it is given."""
     if params.logprobs is not None or params.prompt_logprobs is not None:
-        params = msgspec.structs.replace(params, logprobs=None, prompt_logprobs=None)
+        params = msgspec.structs.replace(
+            params, logprobs=None, prompt_logprobs=None, logprob_token_ids=()
+        )
     if vocab_size is None or not (params.logit_bias or params.allowed_token_ids):
         return params
     allowed = params.allowed_token_ids

@@ -23,7 +23,7 @@ def size_of(delta: Delta) -> int:
         return DELTA_BYTES
     candidates = 0
     for position in (*delta.logprobs, *delta.prompt_logprobs):
-        candidates += 1 + len(position.top)
+        candidates += 1 + len(position.top) + len(position.named)
     return DELTA_BYTES + CANDIDATE_BYTES * candidates
 
 

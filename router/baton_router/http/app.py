@@ -174,7 +174,7 @@ async def _answer(
         if is_preflight(request):
             return cors.preflight_answer(request)
         authorization = _authorization(request)
-        if request.path.startswith(KEYED):
+        if request.path in DIALECTS or request.path.startswith(KEYED):
             request[CONTEXT].tenant = api.tenants.tenant_of(authorization)
         elif request.path in ADMINS:
             request[CONTEXT].tenant = api.tenants.admin(authorization)

@@ -20,12 +20,15 @@ from baton_router.anthropic.fields import CountFields, MessagesFields
 from baton_router.http.drain import DrainFields
 from baton_router.http.node_sleep import SleepFields, WakeFields
 from baton_router.http.prefixes import PrefixFields
+from baton_router.openai.fields.batch_chat import BatchChatFields
 from baton_router.openai.fields.chat import ChatFields
 from baton_router.openai.fields.completions import CompletionFields
 from baton_router.openai.fields.kinds import INT64
 from baton_router.openai.fields.table import EMPTY, Field, FieldTable
 from baton_router.openai.fields.tokens import DetokenizeFields, TokenizeFields
 from baton_router.responses.fields import ResponseFields
+from baton_router.tokens.fields import GenerateFields
+from baton_router.tokens.scoring import ScoringFields
 
 Json = Mapping[str, Any]
 MARKERS = "<!-- {section} fields: begin -->", "<!-- {section} fields: end -->"
@@ -47,6 +50,9 @@ SECTIONS: Mapping[str, Mapping[str, type[FieldTable]]] = {
     },
     MESSAGES: {"messages": MessagesFields, "count_tokens": CountFields},
     "response": {"responses": ResponseFields},
+    "batch chat": {"batch chat": BatchChatFields},
+    "generate": {"generate": GenerateFields},
+    "generative scoring": {"generative scoring": ScoringFields},
 }
 GENERATION = ("chat", "completions")
 SHARED = "both"
@@ -87,7 +93,9 @@ def field_table(section: str = REQUEST) -> str:
     if len(SECTIONS[section]) == 1:
         rows = [[*row[:1], *row[2:]] for row in rows]
     head, line, *others = rows
-    return "\n".join([_line(head), f"|{'|'.join(line)}|", *map(_line, others)])
+    table = "\n".join([_line(head), f"|{'|'.join(line)}|", *map(_line, others)])
+    # Remarks link to sections of the page of the shared fields.
+    return table if section == REQUEST else table.replace("](#", "](api.md#")
 
 
 def _line(cells: Sequence[str]) -> str:

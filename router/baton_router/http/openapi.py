@@ -70,6 +70,7 @@ from baton_router.openai.answers import (
     Model,
     ModelList,
 )
+from baton_router.openai.fields.batch_chat import BatchChatFields
 from baton_router.openai.fields.chat import ChatFields
 from baton_router.openai.fields.completions import CompletionFields
 from baton_router.openai.fields.table import FieldTable, schema_of
@@ -78,6 +79,9 @@ from baton_router.responses.call import RESPONSES
 from baton_router.responses.events import ResponseEvent
 from baton_router.responses.fields import InputTokenFields, ResponseFields
 from baton_router.responses.records import DeletedResponse, InputItemList, InputTokens, Response
+from baton_router.tokens.fields import GenerateFields
+from baton_router.tokens.generate import Generated, GeneratedChunk
+from baton_router.tokens.scoring import ScoreList, ScoringFields
 
 Json = dict[str, Any]
 OPENAPI = "3.1.0"
@@ -86,6 +90,7 @@ REF = "#/components/schemas/{name}"
 # The tables of the bodies, by the names of their schemas.
 BODIES: Mapping[str, type[FieldTable]] = {
     "ChatRequest": ChatFields,
+    "BatchChatRequest": BatchChatFields,
     "CompletionRequest": CompletionFields,
     "MessagesRequest": MessagesFields,
     "CountTokensRequest": CountFields,
@@ -93,6 +98,8 @@ BODIES: Mapping[str, type[FieldTable]] = {
     "InputTokensRequest": InputTokenFields,
     "TokenizeRequest": TokenizeFields,
     "DetokenizeRequest": DetokenizeFields,
+    "GenerateRequest": GenerateFields,
+    "ScoringRequest": ScoringFields,
     "DrainRequest": DrainFields,
     "PrefixRequest": PrefixFields,
     "SleepRequest": SleepFields,
@@ -234,7 +241,7 @@ class OpenAPIOperation:
                 "description": "success"
                 if status == 200
                 else "not ready; the answer gives the reason",
-                "headers": _headers(generation=self.event is not None),
+                "headers": _headers(generation=self.tag == "generation"),
                 "content": self._content(answer),
             }
             for status, answer in self.answers.items()
@@ -273,6 +280,17 @@ OPERATIONS = (
         errors=_GENERATION,
         body="ChatRequest",
         event=ChatCompletionChunk,
+    ),
+    OpenAPIOperation(
+        method="POST",
+        path=BatchChatFields.ROUTE,
+        tag="generation",
+        summary="Answer several conversations",
+        description="Generates the next message of each conversation of a list. The choices are in "
+        "the order of the conversations.",
+        answers={200: ChatCompletion},
+        errors=_GENERATION,
+        body="BatchChatRequest",
     ),
     OpenAPIOperation(
         method="POST",
@@ -375,6 +393,30 @@ OPERATIONS = (
         answers={200: InputItemList},
         errors=(*_KEYED, NotFound, Unavailable),
         query={"limit": ITEMS_LIMIT, "order": ITEMS_ORDER},
+    ),
+    OpenAPIOperation(
+        method="POST",
+        path=GenerateFields.ROUTE,
+        tag="generation",
+        summary="Generate ids from ids",
+        description="Generates the ids that follow those of a prompt. Takes what the render routes "
+        "answer. With `stream` the answer is a sequence of server-sent events, and the schema is "
+        "that of one event.",
+        answers={200: Generated},
+        errors=_GENERATION,
+        body="GenerateRequest",
+        event=GeneratedChunk,
+    ),
+    OpenAPIOperation(
+        method="POST",
+        path=ScoringFields.ROUTE,
+        tag="generation",
+        summary="Score items by the probability of a label",
+        description="For each item, the probability that the first label is the next token after "
+        "the query and the item, among the labels or among all tokens.",
+        answers={200: ScoreList},
+        errors=_GENERATION,
+        body="ScoringRequest",
     ),
     OpenAPIOperation(
         method="POST",

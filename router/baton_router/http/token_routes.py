@@ -14,8 +14,11 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
+import msgspec
 from aiohttp import web
 
+from baton_protocol.errors import InvalidRequest
+from baton_protocol.sampling import StructuredOutput
 from baton_router.anthropic.answers import CountedTokens
 from baton_router.anthropic.fields import COUNT_ROUTE
 from baton_router.anthropic.messages import MessagesCall
@@ -33,7 +36,14 @@ from baton_router.openai.fields.tokens import DetokenizeFields
 from baton_router.openai.json_body import decode_object
 from baton_router.openai.tokenize_call import TokenizeCall
 from baton_router.requests.long_work import in_thread_if_long
-from baton_router.requests.tokenize import check_ids, prepare, prompt_texts, tokenize_prompt
+from baton_router.requests.prepared import Prepared
+from baton_router.requests.tokenize import (
+    check_ids,
+    prepare,
+    prompt_texts,
+    render_prompts,
+    tokenize_prompt,
+)
 from baton_router.settings import RouterSettings
 from baton_text.tokenizer import Tokenizer
 
@@ -58,14 +68,16 @@ class Detokenized(Closed):
 
 
 class RenderedPrompt(Closed):
-    """What a call would send to a node: the ids of one prompt. `prompt` is its text, before the
-    tokenizer adds its own tokens."""
+    """What a call would send to a node, as a body of /inference/v1/generate: the ids of one prompt,
+    and its sampling. `prompt` is its text, before the tokenizer adds its own tokens."""
 
     request_id: str
     model: str
     token_ids: Sequence[int]
     prompt: str
+    sampling_params: dict[str, Any]
     stream: bool
+    stream_options: dict[str, bool] | None
     priority: int
 
 
@@ -146,8 +158,14 @@ class TokenRoutes:
         assert context.tenant is not None, "the middleware sets the tenant"
         async with self.bodies.of(request, context.tenant_name) as body:
             call = await body.parsed(dialect.parse)
+            if call.sampling.get("use_beam_search"):
+                raise InvalidRequest(
+                    "use_beam_search is true; what is rendered has no beams: leave it out",
+                    param="use_beam_search",
+                )
             serving = self.offers.choose(call.options.model)
             async with body.turn():
+                prompts = await render_prompts(call, serving)
                 prepared = await prepare(
                     call,
                     serving,
@@ -155,16 +173,19 @@ class TokenRoutes:
                     tenant=context.tenant,
                     deadline=self.clock() + self.settings.request_timeout_s,
                     rng=self.rng,
+                    prompts=prompts,
                 )
                 ids = [item.request.prompt_ids for item in prepared]
-                texts = await prompt_texts(call, serving, ids)
+                texts = await prompt_texts(call, serving, prompts, ids)
         return [
             RenderedPrompt(
                 request_id=f"{dialect.prefix}{item.request.id}",
                 model=_name(call, serving),
                 token_ids=item.request.prompt_ids,
                 prompt=text,
+                sampling_params=_sampling_of(call, item),
                 stream=call.options.stream,
+                stream_options=_stream_options(call),
                 priority=call.priority,
             )
             for item, text in zip(prepared, texts, strict=True)
@@ -173,6 +194,41 @@ class TokenRoutes:
 
 def _detokenize_fields(data: bytearray) -> DetokenizeFields:
     return read_fields(DetokenizeFields, decode_object(data))
+
+
+def _sampling_of(call: Call, prepared: Prepared) -> dict[str, Any]:
+    """The parameters that differ from their defaults, in the form of `sampling_params`. A seed is
+    there only if the client sent one."""
+    params = prepared.request.params
+    fields: dict[str, Any] = msgspec.to_builtins(params)
+    fields["max_tokens"] = params.max_tokens
+    if call.sampling.get("seed") is None:
+        del fields["seed"]
+    if params.logit_bias:
+        fields["logit_bias"] = {str(token): bias for token, bias in params.logit_bias}
+    if params.bad_words:
+        fields["bad_words"] = list(call.bad_words)
+    if params.structured is not None:
+        del fields["structured"]
+        fields["structured_outputs"] = _outputs_of(call, prepared, params.structured)
+    return fields
+
+
+def _outputs_of(call: Call, prepared: Prepared, structured: StructuredOutput) -> dict[str, Any]:
+    """What the answer must match: as the client sent it, unless tools or reasoning add to it."""
+    asked = call.grammar
+    if asked is None or (prepared.parsing is not None and prepared.parsing.rules is not None):
+        return {"grammar": structured.grammar}
+    return {asked.kind: asked.value or True}
+
+
+def _stream_options(call: Call) -> dict[str, bool] | None:
+    if not call.options.include_usage:
+        return None
+    return {
+        "include_usage": True,
+        "continuous_usage_stats": call.options.continuous_usage,
+    }
 
 
 def _name(call: Call, serving: Serving) -> str:

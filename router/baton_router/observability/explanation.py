@@ -27,7 +27,7 @@ Json = dict[str, Any]
 
 MAX_BYTES = 32 << 20
 # An answer's id has a dialect's prefix before the id of x-baton-request-id.
-_PREFIX = re.compile(r"\A[a-z]+[-_](?=[0-9a-f]{32})")
+_PREFIX = re.compile(r"\A(?:[a-z]+[-_])+(?=[0-9a-f]{32})")
 SHOWN = 64  # characters of an unknown id in an error
 # Prompts of a call that an explanation shows.
 MAX_PROMPTS = 64

@@ -270,7 +270,7 @@ class ModelList(Closed):
     data: list[Model]
 
 
-def event(answer: ChatCompletionChunk | CompletionChunk | ErrorAnswer) -> bytes:
+def event(answer: Closed) -> bytes:
     """The answer as a server-sent event."""
     return b"data: %b\n\n" % one_line(answer)
 

@@ -146,11 +146,13 @@ class Call(Protocol):
         ...
 
     @property
-    def rendered(self) -> int:
-        """Approximate number of characters that the chat template renders."""
+    def rendered(self) -> Sequence[int]:
+        """Approximate number of characters of each prompt that prompts() has to make."""
         ...
 
-    def prompts(self, model: PoolModel) -> list[Prompt]: ...
+    def prompts(self, model: PoolModel) -> list[Prompt]:
+        """The prompts, in the order of the answer's choices. Raise TextTooLong."""
+        ...
 
     def parsing(self, model: PoolModel, prompts: Sequence[Prompt]) -> AnswerParsing | None:
         """How to parse the answers to these prompts; None if they are plain text."""

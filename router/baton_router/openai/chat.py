@@ -14,6 +14,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any, Self
 
 import msgspec
 from msgspec import UNSET
@@ -73,10 +74,15 @@ class ChatCall(Conversation):
     def from_body(cls, body: Json) -> ChatCall:
         """Raise InvalidRequest naming the first wrong field."""
         fields = read_fields(ChatFields, body)
+        return cls.from_fields(fields, fields.messages)
+
+    @classmethod
+    def from_fields(cls, fields: ChatFields, messages: list[Json], **more: Any) -> Self:
+        """The call about this conversation; `more` are fields of a subclass."""
         sampling = sampling_values(fields)
-        if fields.logprobs:
+        if fields.logprobs or fields.logprob_token_ids:
             sampling["logprobs"] = fields.top_logprobs or 0
-        last, begins = fields.messages[-1], fields.begins_answer
+        last, begins = messages[-1], fields.begins_answer
         echoes = fields.echo and (last["role"] == "assistant" or not begins)
         return cls(
             options=Options.from_fields(fields),
@@ -93,7 +99,7 @@ class ChatCall(Conversation):
                 included=fields.include_reasoning,
             ),
             names={"prompt": "messages", "max_tokens": limit_field(fields)},
-            messages=fields.messages,
+            messages=messages,
             template_kwargs=fields.template_kwargs,
             add_generation_prompt=begins,
             add_special_tokens=fields.add_special_tokens,
@@ -101,6 +107,7 @@ class ChatCall(Conversation):
             truncation=Truncation.from_fields(fields),
             priority=fields.priority or 0,
             echoed=last["content"] if echoes else "",
+            **more,
         )
 
     def shape(
@@ -184,14 +191,15 @@ class ChatShape:
         answer = ChatCompletion(
             **self._common.shared(),
             object="chat.completion",
-            choices=[self._choice(index, choice) for index, choice in enumerate(choices)],
+            choices=[self.choice(index, choice) for index, choice in enumerate(choices)],
             usage=usage,
             prompt_token_ids=self._prompt_ids if self._ids else None,
             prompt_logprobs=scores,
         )
         return msgspec.json.encode(answer)
 
-    def _choice(self, index: int, choice: ChoiceOutput) -> ChatChoice:
+    def choice(self, index: int, choice: ChoiceOutput) -> ChatChoice:
+        """A whole choice of an answer in one piece."""
         message, finish = self._message(index, choice)
         return ChatChoice(
             index=index,

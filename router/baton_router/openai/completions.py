@@ -127,6 +127,8 @@ class CompletionCall:
             sampling["max_tokens"] = 1
         names = {"max_tokens": limit_field(fields)}
         requested, logprobs = fields.prompt_logprobs, fields.logprobs
+        if logprobs is None and fields.logprob_token_ids:
+            logprobs = 0
         if logprobs is not None:
             sampling["logprobs"] = logprobs
             if fields.echo and (
@@ -159,8 +161,8 @@ class CompletionCall:
         )
 
     @property
-    def rendered(self) -> int:
-        return 0
+    def rendered(self) -> Sequence[int]:
+        return ()
 
     def forget_prompts(self) -> None:
         if not self.echo:

@@ -46,9 +46,9 @@ class Conversation:
     default_max_tokens: int | None = None
 
     @property
-    def rendered(self) -> int:
+    def rendered(self) -> Sequence[int]:
         documents = self.template_kwargs.get("documents")
-        return (
+        size = (
             sum(
                 MESSAGE_CHARS + len(message["content"]) + calls_size(f"messages[{at}]", message)
                 for at, message in enumerate(self.messages)
@@ -56,6 +56,7 @@ class Conversation:
             + (len(msgspec.json.encode(documents)) if documents else 0)
             + (0 if self.tools is None else self.tools.size)
         )
+        return (size,)
 
     def forget_prompts(self) -> None:
         self.messages.clear()

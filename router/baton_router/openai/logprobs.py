@@ -24,7 +24,8 @@ from baton_router.openai.answers import (
 FLOOR = -9999.0
 
 
-def _value(token: TokenLogprob) -> float:
+def shown_logprob(token: TokenLogprob) -> float:
+    """The log-probability as JSON can have it."""
     return max(token.logprob, FLOOR)
 
 
@@ -48,13 +49,15 @@ def chat_logprobs(
     content = [
         ChatPosition(
             token=token_name(position.sampled, as_id),
-            logprob=_value(position.sampled),
-            bytes=_bytes(position.sampled),
+            logprob=shown_logprob(position.sampled),
+            bytes=token_bytes(position.sampled),
             top_logprobs=[
                 ChatToken(
-                    token=token_name(token, as_id), logprob=_value(token), bytes=_bytes(token)
+                    token=token_name(token, as_id),
+                    logprob=shown_logprob(token),
+                    bytes=token_bytes(token),
                 )
-                for token in position.top[:top]
+                for token in candidates(position, top)
             ],
         )
         for position in positions
@@ -62,7 +65,17 @@ def chat_logprobs(
     return ChatLogprobs(content=content, refusal=None)
 
 
-def _bytes(token: TokenLogprob) -> list[int]:
+def candidates(position: PositionLogprobs, top: int) -> Sequence[TokenLogprob]:
+    """The `top` most likely tokens, then those that the client named and that are not among
+    them."""
+    likely = position.top[:top]
+    shown = {token.id for token in likely}
+    named = {token.id: token for token in position.named if token.id not in shown}
+    return (*likely, *named.values())
+
+
+def token_bytes(token: TokenLogprob) -> list[int]:
+    """The token's bytes, or else its text's."""
     return list(token.raw or token.text.encode())
 
 
@@ -80,7 +93,7 @@ def completion_logprobs(
     unknown = [None for _ in alone]
     return CompletionLogprobs(
         tokens=[*alone, *(token_name(position.sampled, as_id) for position in positions)],
-        token_logprobs=[*unknown, *(_value(position.sampled) for position in positions)],
+        token_logprobs=[*unknown, *(shown_logprob(position.sampled) for position in positions)],
         top_logprobs=[*unknown, *(_by_name(position, top, as_id) for position in positions)],
         text_offset=offsets,
     )
@@ -91,15 +104,15 @@ def _by_name(position: PositionLogprobs, top: int, as_id: bool) -> dict[str, flo
     most likely one; the others are named by id."""
     sampled, by_name = position.sampled, dict[str, float]()
     own = token_name(sampled, as_id)
-    for token in position.top[:top]:
+    for token in candidates(position, top):
         if token.id == sampled.id:
-            by_name[own] = _value(sampled)
+            by_name[own] = shown_logprob(sampled)
             continue
         name = token_name(token, as_id)
         if name == own or name in by_name:
             name = token_name(token, as_id=True)
-        by_name[name] = _value(token)
-    by_name.setdefault(own, _value(sampled))
+        by_name[name] = shown_logprob(token)
+    by_name.setdefault(own, shown_logprob(sampled))
     return by_name
 
 
@@ -116,7 +129,7 @@ def prompt_logprobs(positions: Sequence[PositionLogprobs], top: int) -> PromptLo
 
 
 def _ranked(token: TokenLogprob) -> RankedToken:
-    return RankedToken(logprob=_value(token), rank=token.rank, decoded_token=token.text)
+    return RankedToken(logprob=shown_logprob(token), rank=token.rank, decoded_token=token.text)
 
 
 @overload

@@ -18,6 +18,7 @@ from baton_protocol.sampling import (
     logprobs_within,
 )
 from baton_router.openai.fields.generation import GenerationFields, SamplingFields
+from baton_router.openai.fields.table import FieldTable
 
 Json = dict[str, Any]
 # generation_config.json may hold other fields; only these become defaults of a request.
@@ -47,10 +48,13 @@ def sampling_values(fields: GenerationFields) -> Json:
 
 def shared_values(fields: SamplingFields) -> Json:
     """The same of the fields that each dialect has; without the limit of the answer."""
+    return parameters_in(fields, {"extra_args": fields.vllm_xargs} if fields.vllm_xargs else {})
+
+
+def parameters_in(fields: FieldTable, more: Json) -> Json:
+    """The fields that are parameters by their own names, with `more`."""
     given = {name: value for name, value in vars(fields).items() if name in PARAMETERS}
-    if fields.vllm_xargs:
-        given["extra_args"] = fields.vllm_xargs
-    return with_defaults(given)
+    return with_defaults(given | more)
 
 
 def with_defaults(given: Json) -> Json:

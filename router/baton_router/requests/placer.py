@@ -10,7 +10,7 @@ import random
 from collections.abc import Sequence
 from dataclasses import replace
 
-from baton_protocol import BEAMS_SINCE, EXTRA_ARGS_SINCE, STRUCTURED_SINCE
+from baton_protocol import BEAMS_SINCE, EXTRA_ARGS_SINCE, LOGPROB_IDS_SINCE, STRUCTURED_SINCE
 from baton_protocol.ids import BlockHash, Epoch, NodeId
 from baton_protocol.store import Exact, Kind, differing, exact_together
 from baton_router.nodes.marker_lookup import MarkerLookup
@@ -157,6 +157,8 @@ class Placer:
 def _newest_need(request: InFlightRequest) -> tuple[str, int]:
     """The parameter that needs the newest protocol, and its version; 0 if every node knows all."""
     params = request.record.request.params
+    if params.logprob_token_ids:
+        return "logprob_token_ids", LOGPROB_IDS_SINCE
     if params.use_beam_search:
         return "beam search", BEAMS_SINCE
     if params.extra_args:

@@ -28,7 +28,7 @@ from baton_router.auth import Tenant
 from baton_router.nodes.model_grammars import AnswerRules
 from baton_router.nodes.model_offers import Serving
 from baton_router.openai.answer_parsing import AnswerParsing
-from baton_router.openai.call import Call, Prompt, TextPrompt, Truncation
+from baton_router.openai.call import Call, Prompt, PromptIds, TextPrompt, Truncation
 from baton_router.openai.sampling import check_scores, complete, with_counts
 from baton_router.openai.structured_output import RequestedGrammar
 from baton_router.requests.long_work import in_thread_if_long
@@ -58,12 +58,15 @@ async def prepare(
     ranking: Ranking | None = None,
     traceparent: str = "",
     shared: bool = False,
+    prompts: Sequence[Prompt] | None = None,
 ) -> list[Prepared]:
     """Tokenize and check every prompt of the call. Raise InvalidRequest or PromptTooLong before any
     is placed. A call for more than `max_sequences` sequences fails before tokenization. `deadline`
     is a time of the router's clock. In a `shared` pool a client may let other tenants go first, but
-    not go before them: engines get no priority below 0."""
-    prompts = await _render_prompts(call, serving)
+    not go before them: engines get no priority below 0. `prompts` are those of the call, if they
+    are rendered already."""
+    if prompts is None:
+        prompts = await render_prompts(call, serving)
     _check_sequences(len(prompts), call.sampling.get("n", 1), max_sequences)
     parsing = call.parsing(serving.model, prompts)
     sampling = await _check_sampling(call, serving, len(prompts), parsing)
@@ -129,7 +132,7 @@ async def restore(
     """A request that ran before, to go on after the tokens of `state`. `call` is the parsed body of
     the head. Its ids and parameters are the head's: rendered again, a template may show another
     date, and a seed would be drawn again."""
-    prompts = await _render_prompts(call, serving)
+    prompts = await render_prompts(call, serving)
     request = msgspec.structs.replace(
         head.request,
         id=RequestId(base_id),
@@ -171,6 +174,7 @@ def fits_serving(item: Prepared, serving: Serving) -> bool:
         request.prompt_ids,
         params.stop_token_ids,
         params.allowed_token_ids or (),
+        params.logprob_token_ids,
         (token for token, _ in params.logit_bias),
         *params.bad_words,
     )
@@ -198,7 +202,7 @@ async def tokenize_prompt(call: Call, serving: Serving) -> tuple[int, ...]:
     PromptTooLong for more than MAX_TOKENS."""
     roomy = replace(serving, max_model_len=MAX_TOKENS + 1)
     try:
-        [prompt] = await _render_prompts(call, roomy)
+        [prompt] = await render_prompts(call, roomy)
         return await _prompt_ids(prompt, roomy, call)
     except PromptTooLong as error:
         if isinstance(error.__cause__, TextTooLong):
@@ -209,13 +213,12 @@ async def tokenize_prompt(call: Call, serving: Serving) -> tuple[int, ...]:
 
 
 async def prompt_texts(
-    call: Call, serving: Serving, prompts: Sequence[tuple[int, ...]]
+    call: Call, serving: Serving, prompts: Sequence[Prompt], all_ids: PromptIds
 ) -> list[str]:
-    """The texts of a call's prompts, whose ids are `prompts`. That of ids, or of a prompt that may
+    """The texts of a call's prompts, which have these ids. That of ids, or of a prompt that may
     have been truncated, is what the ids say."""
     tokenizer, texts = serving.model.tokenizer, list[str]()
-    given = await _render_prompts(call, serving)
-    for prompt, ids in zip(given, prompts, strict=True):
+    for prompt, ids in zip(prompts, all_ids, strict=True):
         if isinstance(prompt, TextPrompt) and call.truncation is None:
             texts.append(prompt.text)
         else:
@@ -224,18 +227,21 @@ async def prompt_texts(
     return texts
 
 
-async def _render_prompts(call: Call, serving: Serving) -> list[Prompt]:
-    """Render a long conversation in a thread, because rendering holds the interpreter lock for tens
-    of milliseconds per 16 MB. Refuse one that is certainly too long before rendering it."""
+async def render_prompts(call: Call, serving: Serving) -> list[Prompt]:
+    """The call's prompts. Render a long conversation in a thread, because rendering holds the
+    interpreter lock for tens of milliseconds per 16 MB. Refuse one that is certainly too long
+    before rendering it."""
     longest = serving.model.tokenizer.longest_token
-    if call.rendered > LEFT_OUT * (serving.max_model_len - 1) * longest:
-        reason = (
-            f"has messages of {call.rendered} characters, at {longest} characters per token at most"
-        )
+    sizes = call.rendered
+    if (most := max(sizes, default=0)) > LEFT_OUT * (serving.max_model_len - 1) * longest:
+        reason = f"is made of {most} characters, at {longest} characters per token at most"
         raise _too_long_error(serving, reason, call.names.get("prompt", "prompt"))
-    if call.rendered <= LONG_TEXT:
-        return call.prompts(serving.model)
-    return await asyncio.to_thread(call.prompts, serving.model)
+    try:
+        if sum(sizes) <= LONG_TEXT:
+            return call.prompts(serving.model)
+        return await asyncio.to_thread(call.prompts, serving.model)
+    except TextTooLong as error:
+        raise _unsplittable(error, call.names.get("prompt", "prompt")) from error
 
 
 async def _prompt_ids(prompt: Prompt, serving: Serving, call: Call) -> tuple[int, ...]:
@@ -245,15 +251,19 @@ async def _prompt_ids(prompt: Prompt, serving: Serving, call: Call) -> tuple[int
     try:
         ids = await _tokenize(prompt, serving, call, field)
     except TextTooLong as error:
-        raise PromptTooLong(
-            f"the prompt has {error.args[0]} characters in a row that this model's tokenizer "
-            f"cannot split; at most {MOST_AT_ONCE} are allowed. Shorten {field}",
-            param=field,
-        ) from error
+        raise _unsplittable(error, field) from error
     if isinstance(prompt, TextPrompt):
         return tuple(ids)
-    check_ids("prompt", ids, serving.vocab_size)
+    check_ids(field, ids, serving.vocab_size)
     return tuple(model.tokenizer.shared(ids))
+
+
+def _unsplittable(error: TextTooLong, field: str) -> PromptTooLong:
+    return PromptTooLong(
+        f"the prompt has {error.args[0]} characters in a row that this model's tokenizer "
+        f"cannot split; at most {MOST_AT_ONCE} are allowed. Shorten {field}",
+        param=field,
+    )
 
 
 async def _tokenize(prompt: Prompt, serving: Serving, call: Call, field: str) -> Sequence[int]:
@@ -323,8 +333,8 @@ async def _check_sampling(
     fields = with_counts(call.sampling, serving.max_logprobs, serving.vocab_size, call.names)
     biased = [token for token, _ in fields.get("logit_bias", ())]
     check_ids("logit_bias", biased, serving.vocab_size)
-    for name in ("stop_token_ids", "allowed_token_ids"):
-        check_ids(name, fields.get(name, ()), serving.vocab_size)
+    for name in ("stop_token_ids", "allowed_token_ids", "logprob_token_ids"):
+        check_ids(call.names.get(name, name), fields.get(name, ()), serving.vocab_size)
     if parsing is not None and parsing.reads_special and not call.special_tokens_requested:
         fields = {**fields, "skip_special_tokens": False}
     if call.grammar is not None:
@@ -332,7 +342,7 @@ async def _check_sampling(
     if parsing is not None and parsing.rules is not None:
         fields = {
             **fields,
-            "structured": await _compile_whole_answer(parsing, parsing.rules, serving),
+            "structured": await _compile_whole_answer(parsing, parsing.rules, serving, prompts),
         }
     if not call.bad_words:
         return fields
@@ -347,25 +357,31 @@ async def _compile_format(
         grammar = await serving.model.grammar(requested.kind, requested.value)
     except GrammarError as error:
         raise requested.refusal(error) from None
+    _check_grammars(requested.field, grammar, prompts)
+    return StructuredOutput(grammar)
+
+
+def _check_grammars(field: str, grammar: str, prompts: int) -> None:
     size = len(grammar.encode())
     if prompts * size > MAX_GRAMMARS_BYTES:
         raise InvalidRequest(
-            f"{requested.field} compiles to a grammar of {size} bytes for each of {prompts} "
+            f"{field} compiles to a grammar of {size} bytes for each of {prompts} "
             f"prompts; one call may have at most {MAX_GRAMMARS_BYTES} bytes: send fewer prompts "
             "at a time",
             param="prompt",
         )
-    return StructuredOutput(grammar)
 
 
 async def _compile_whole_answer(
-    parsing: AnswerParsing, rules: AnswerRules, serving: Serving
+    parsing: AnswerParsing, rules: AnswerRules, serving: Serving, prompts: int
 ) -> StructuredOutput:
     """The grammar of a whole answer. Its content was checked alone before, for a clearer error."""
     try:
-        return StructuredOutput(await serving.model.answer_grammar(rules))
+        grammar = await serving.model.answer_grammar(rules)
     except GrammarError as error:
         raise parsing.refusal(error) from None
+    _check_grammars(", ".join(parsing.fields), grammar, prompts)
+    return StructuredOutput(grammar)
 
 
 def check_ids(name: str, ids: Sequence[int], vocab_size: int) -> None:

@@ -26,6 +26,7 @@ SAMPLES = {
     "greedy": Sample(0, 3, SamplingParams(temperature=0.0)),
     "filters": Sample(0, 3, SamplingParams(top_k=5, top_p=0.9, min_p=0.1)),
     "logprobs": Sample(0, 3, SamplingParams(logprobs=3)),
+    "named logprobs": Sample(0, 3, SamplingParams(logprobs=1, logprob_token_ids=(2, 7))),
     "a grammar": Sample(0, 3, SamplingParams(), matcher=ListedMatcher([1, 5, 9], 13)),
     "allowed ids": Sample(0, 3, SamplingParams(allowed_token_ids=(1, 2))),
     "banned ids": Sample(0, 3, SamplingParams(), banned=(4,)),

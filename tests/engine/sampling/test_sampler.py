@@ -167,6 +167,27 @@ def test_the_rank_of_a_token_is_one_more_than_the_number_of_larger_logits() -> N
     assert (actual.id, actual.logprobs.sampled.rank, actual.logprobs.top) == (2, 3, ())
 
 
+def test_named_ids_have_their_logprobs_in_the_order_of_each_request() -> None:
+    asked: list[tuple[int, ...]] = [(3, 0, 3), (), (1,)]
+    params = [
+        SamplingParams(temperature=0.5, seed=1, logprobs=2, logprob_token_ids=ids) for ids in asked
+    ]
+    logits = torch.tensor([[1.0, 2.0, 0.5, -1.0], [0.0, 0.0, 0.0, 0.0], [3.0, 1.0, 2.0, 0.0]])
+    results = sample(logits, range(3), [Sample(0, 0, each) for each in params])
+    for row, result, ids in zip(logits.log_softmax(-1).tolist(), results, asked, strict=True):
+        assert result.logprobs is not None
+        assert [(each.id, each.rank) for each in result.logprobs.named] == [(id, 0) for id in ids]
+        assert [each.logprob for each in result.logprobs.named] == [row[id] for id in ids]
+        assert len(result.logprobs.top) == 2
+
+
+def test_naming_ids_asks_for_logprobs() -> None:
+    params = SamplingParams(temperature=0.0, logprob_token_ids=(2,))
+    [result] = sample(torch.tensor([[1.0, 2.0, 0.5]]), [0], [Sample(0, 0, params)])
+    assert result.logprobs is not None
+    assert (result.logprobs.top, [each.id for each in result.logprobs.named]) == ((), [2])
+
+
 def test_only_samples_that_request_logprobs_get_them() -> None:
     with_logprobs = SamplingParams(temperature=0.0, logprobs=1)
     samples = [Sample(0, 0, SamplingParams(temperature=0.0)), Sample(0, 0, with_logprobs)]

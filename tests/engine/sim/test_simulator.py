@@ -266,6 +266,14 @@ def test_logprobs_include_the_sampled_token_at_its_rank() -> None:
         assert top[sampled.rank - 1] == sampled
         assert [each.rank for each in top] == list(range(1, 21))
         assert all(a.logprob > b.logprob for a, b in pairwise(top))
+    named = run_all(sim(), [make_request("a", 9, seed=3, logprobs=20, logprob_token_ids=(7, 70))])
+    for token in named.tokens:
+        assert token.logprobs is not None
+        known = {each.id: each.logprob for each in token.logprobs.top}
+        assert [each.id for each in token.logprobs.named] == [7, 70]
+        assert all(
+            known.get(each.id, each.logprob) == each.logprob for each in token.logprobs.named
+        )
     without = run_all(sim(), [make_request("a", 9, max_tokens=2, logprobs=0)])
     assert [len(token.logprobs.top) for token in without.tokens if token.logprobs] == [0, 0]
 

@@ -25,6 +25,7 @@ SEED = 20_261_129
 UNCHECKED = "positive_data_acceptance,ignored_auth"
 TIME_S = 800
 CHAT, COMPLETIONS = "/v1/chat/completions", "/v1/completions"
+GENERATE = "/inference/v1/generate"
 _ANSWERED = re.compile(r"^baton_router_requests_total\{(.*)\} (\S+)$", re.MULTILINE)
 
 
@@ -86,7 +87,7 @@ def test_2000_generated_requests_get_documented_answers(cluster: Cluster, tmp_pa
 
 @pytest.mark.parametrize("more", [{}, {"logprobs": 2}, {"return_token_ids": True, "n": 2}])
 @pytest.mark.parametrize("usage", [None, "at the end", "always"])
-@pytest.mark.parametrize("path", [CHAT, COMPLETIONS])
+@pytest.mark.parametrize("path", [CHAT, COMPLETIONS, GENERATE])
 def test_every_event_and_answer_matches_the_document(
     cluster: Cluster, path: str, usage: str | None, more: dict[str, Any]
 ) -> None:
@@ -100,6 +101,8 @@ def test_every_event_and_answer_matches_the_document(
     if usage is not None:
         continuous = usage == "always"
         body["stream_options"] = {"include_usage": True, "continuous_usage_stats": continuous}
+    if path == GENERATE:
+        body = generate_body(body)
     document = exchange(cluster.url, "/openapi.json").body
     event_validator = validator(document, path, "text/event-stream")
     stream = list(events(cluster.url, path, body))
@@ -107,9 +110,23 @@ def test_every_event_and_answer_matches_the_document(
     for event in stream:
         event_validator.validate(event)
     unstreamed = {name: value for name, value in body.items() if name != "stream_options"}
-    answer = exchange(cluster.url, path, {**unstreamed, "prompt_logprobs": 1})
+    scored = {"prompt_logprobs": 1}
+    if path == GENERATE:
+        scored = {"sampling_params": body["sampling_params"] | scored}
+    answer = exchange(cluster.url, path, {**unstreamed, **scored})
     assert answer.status == 200, answer.body
     validator(document, path, "application/json").validate(answer.body)
+
+
+def generate_body(body: dict[str, Any]) -> dict[str, Any]:
+    """The body of a completion as one of ids."""
+    own = {"stream_options", "return_token_ids"}
+    sampling = body.keys() - own - {"prompt", "echo"}
+    return {
+        **{name: body[name] for name in own & body.keys()},
+        **{"token_ids": [116, 101, 108, 108], "output_mode": "text"},
+        "sampling_params": {name: body[name] for name in sampling},
+    }
 
 
 def validator(document: dict[str, Any], path: str, kind: str) -> Any:

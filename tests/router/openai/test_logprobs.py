@@ -67,6 +67,18 @@ def test_among_ids_with_the_same_text_the_sampled_one_keeps_the_text_as_its_name
         assert by_name_of(logprobs)[logprobs.tokens[0]] == sampled.logprob
 
 
+def test_named_tokens_follow_the_likeliest_ones_once_each() -> None:
+    top = tuple(candidate(id, bytes([64 + id]), -float(id)) for id in (1, 2, 3))
+    named = tuple(candidate(id, bytes([64 + id]), -float(id)) for id in (7, 2, 7))
+    position = PositionLogprobs(top[0], top, named)
+    assert [each.token for each in chat_logprobs([position], 2).content[0].top_logprobs] == [
+        *("A", "B", "G"),
+    ]
+    assert [*by_name_of(completion_logprobs([position], 0, [0]))] == ["G", "B", "A"]
+    named_by_id = by_name_of(completion_logprobs([position], 1, [0], as_id=True))
+    assert [*named_by_id] == ["token_id:1", "token_id:7", "token_id:2"]
+
+
 PIECES = st.binary(max_size=3) | st.sampled_from([b"A", b"", b"\xe2", "\ufffd".encode()])
 
 

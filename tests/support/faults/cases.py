@@ -42,7 +42,10 @@ FIELDS: dict[Kind, Json] = {
         **{"temperature": 1.0, "seed": 5, "min_tokens": 4, "logit_bias": {"65": 3, "66": -100}},
         **{"frequency_penalty": 0.7, "presence_penalty": 0.4, "repetition_penalty": 1.3},
     },
-    "logprobs": {"temperature": 1.0, "seed": 3, "logprobs": 3, "priority": 5},
+    "logprobs": {
+        **{"temperature": 1.0, "seed": 3, "logprobs": 3, "priority": 5},
+        "logprob_token_ids": [70, 7],
+    },
     "stop": {"temperature": 1.0, "seed": 13},
     "whole": {"temperature": 0, "stream": False},
     "echo": {"temperature": 0, "echo": True, "logprobs": 2},

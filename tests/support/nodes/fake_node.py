@@ -8,7 +8,7 @@ artifacts of the byte tokenizer. Its tokens are the reply's bytes, so that tests
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Coroutine, Mapping
+from collections.abc import Coroutine, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any, Literal
@@ -399,7 +399,7 @@ class FakeNode:
             offset,
             ids=(token,),
             text=_text(self.script.reply, offset),
-            logprobs=_logprobs(token, request.params.logprobs),
+            logprobs=_logprobs(token, request.params.logprobs, request.params.logprob_token_ids),
             finish=None if not last else ("stop" if whole else "length"),
             stats=self.script.stats or stats if last and choice + 1 == request.params.n else None,
             prompt_logprobs=_prompt_logprobs(request) if offset == choice == 0 else (),
@@ -421,7 +421,9 @@ def _prompt_logprobs(request: Request) -> tuple[PositionLogprobs, ...]:
     )
 
 
-def _logprobs(token: int, count: int | None) -> tuple[PositionLogprobs, ...]:
+def _logprobs(
+    token: int, count: int | None, named: Sequence[int] = ()
+) -> tuple[PositionLogprobs, ...]:
     if count is None:
         return ()
     ranked = tuple(
@@ -430,4 +432,5 @@ def _logprobs(token: int, count: int | None) -> tuple[PositionLogprobs, ...]:
         )
         for rank in range(max(1, count))
     )
-    return (PositionLogprobs(ranked[0], ranked[:count]),)
+    asked = (TokenLogprob(id, -float(id) / 16, 0, chr(id), chr(id).encode()) for id in named)
+    return (PositionLogprobs(ranked[0], ranked[:count], tuple(asked)),)

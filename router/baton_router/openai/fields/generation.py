@@ -17,6 +17,7 @@ from baton_protocol.sampling import (
     MAX_BAD_WORDS,
     MAX_BIASED,
     MAX_CHOICES,
+    MAX_LOGPROB_IDS,
     MAX_STOP_CHARS,
     MAX_STOP_IDS,
     MAX_TEMPERATURE,
@@ -307,6 +308,10 @@ class GenerationFields(SamplingFields):
         integer(ALL_LOGPROBS, MOST_LOGPROBS),
         f"the same for the prompt's tokens, by id; not with `stream`; {LOGPROBS_LIMIT}",
         "off",
+    )
+    logprob_token_ids = optional(
+        ids(MAX_LOGPROB_IDS),
+        "`logprobs` have these ids at each generated position, too; asks for `logprobs`",
     )
     return_token_ids = flag(False, "fills `prompt_token_ids` and `token_ids`, else null")
     return_tokens_as_token_ids = flag(False, "`logprobs` name tokens by their ids: `token_id:7`")

@@ -99,7 +99,6 @@ class UnservedFields(FieldTable):
     moderation = refused("there is no moderation", accepts=())
     prompt_embeds = refused("prompts are text or ids")
     prompt_token_ids = refused("send ids as `prompt` of /v1/completions")
-    logprob_token_ids = refused("only the likeliest tokens have logprobs")
     return_prompt_text = refused(_NOT_ANSWERED)
     return_token_offsets = refused(_NOT_ANSWERED)
     return_hidden_states = refused(_NOT_ANSWERED)

@@ -17,6 +17,8 @@ from baton_router.http.drain import parse_drain
 from baton_router.http.node_sleep import SleepFields, WakeFields
 from baton_router.http.openapi import BODIES
 from baton_router.http.prefixes import PrefixFields
+from baton_router.openai.batch_chat import BatchChatCall
+from baton_router.openai.call import Call
 from baton_router.openai.chat import ChatCall
 from baton_router.openai.completions import CompletionCall
 from baton_router.openai.fields.chat import BEST_OF_REPEATS, BOTH_ENDS, DOCUMENTS_TWICE
@@ -31,6 +33,9 @@ from baton_router.openai.tools import MAX_NAME, TOOLS_AGREE
 from baton_router.responses import fields as responses
 from baton_router.responses.call import ResponseCall
 from baton_router.responses.fields import InputTokenFields
+from baton_router.tokens.fields import GENERATE_AGREES
+from baton_router.tokens.generate import GenerateCall
+from baton_router.tokens.scoring import ScoringCall
 from tests.router.openai.bodies import USER, Json
 from tests.router.openai.fields.schema_edges import edges
 
@@ -43,6 +48,9 @@ REQUIRED_FIELDS: dict[str, Json] = {
     "InputTokensRequest": {"input": "x"},
     "TokenizeRequest": {"messages": [USER]},
     "DetokenizeRequest": {"tokens": [1]},
+    "BatchChatRequest": {"messages": [[USER]]},
+    "GenerateRequest": {"token_ids": [1]},
+    "ScoringRequest": {"query": "x", "items": ["y"], "label_token_ids": [1]},
     "DrainRequest": {},
     "PrefixRequest": {"ttl_s": 60},
     "SleepRequest": {},
@@ -91,16 +99,18 @@ IN_WORDS_FOR_RESPONSES = {
     "tools": responses.TOOLS_AGREE,
     "tool_choice": responses.TOOLS_AGREE,
 }
-STATED = IN_WORDS | IN_WORDS_FOR_CHATS | IN_WORDS_FOR_RESPONSES
+IN_WORDS_FOR_GENERATE = {
+    "sampling_params.prompt_logprobs": GENERATE_AGREES,
+    "sampling_params.detokenize": GENERATE_AGREES,
+}
+STATED = IN_WORDS | IN_WORDS_FOR_CHATS | IN_WORDS_FOR_RESPONSES | IN_WORDS_FOR_GENERATE
 TEXT = st.text(st.characters(codec="utf-8"), max_size=5)
 ANYTHING: st.SearchStrategy[Any] = (
     st.none() | st.booleans() | st.integers(-5, 5) | TEXT | st.just([]) | st.just({})
 )
 
 
-def read_generation(
-    read: Callable[[Json], ChatCall | CompletionCall | ResponseCall],
-) -> Callable[[Json], None]:
+def read_generation(read: Callable[[Json], Call]) -> Callable[[Json], None]:
     def check(body: Json) -> None:
         call = read(body)
         check_alone(call.sampling, call.default_max_tokens)
@@ -114,6 +124,9 @@ READERS: dict[str, Callable[[Json], object]] = {
     "ResponseRequest": read_generation(ResponseCall.from_body),
     "InputTokensRequest": lambda body: read_fields(InputTokenFields, body),
     "TokenizeRequest": TokenizeCall.from_body,
+    "BatchChatRequest": read_generation(BatchChatCall.from_body),
+    "GenerateRequest": read_generation(GenerateCall.from_body),
+    "ScoringRequest": read_generation(ScoringCall.from_body),
     "DetokenizeRequest": lambda body: read_fields(DetokenizeFields, body),
     "DrainRequest": lambda body: parse_drain(msgspec.json.encode(body)),
     "PrefixRequest": lambda body: read_fields(PrefixFields, body),
@@ -141,6 +154,8 @@ def test_a_value_at_a_bound_is_accepted_and_one_beyond_is_refused_by_name(
         if name == "InputTokensRequest":
             required = required | {"min_tokens": {}}  # it generates nothing
         beside = {"n": value} if field == "best_of" else required.get(field, {})
+        if BODIES[name].FIELDS[field].use == "refused":
+            beside = {}
         if name == "CompletionRequest" and field.startswith("max_") and value == 0:
             beside = {"echo": True}
         READERS[name](REQUIRED_FIELDS[name] | beside | {field: value})

@@ -177,7 +177,6 @@ def test_a_field_with_a_wrong_value_is_an_error_that_names_it(
         ("return_prompt_text", True),
         ("kv_transfer_params", {"do_remote_decode": True}),
         ("request_id", "mine"),
-        ("logprob_token_ids", [1]),
         ("prompt_token_ids", [1]),
         ("service_tier", "flex"),
         ("prompt_embeds", "AA=="),
@@ -309,6 +308,14 @@ def test_text_parts_are_joined_and_an_assistant_may_have_no_content() -> None:
         {"role": "assistant", "name": "x", "content": ""},
         {"role": "user", "content": "a\nb"},
     ]
+
+
+@both_dialects
+def test_naming_ids_asks_for_logprobs(read: Read) -> None:
+    sampling = read(logprob_token_ids=[5, 3]).sampling
+    assert (sampling["logprob_token_ids"], sampling["logprobs"]) == ((5, 3), 0)
+    assert refusal(read, logprob_token_ids=[1] * 129).param == "logprob_token_ids"
+    assert refusal(read, logprob_token_ids=[-1]).param == "logprob_token_ids"
 
 
 def test_chat_logprobs_is_a_boolean_and_top_logprobs_a_number() -> None:
