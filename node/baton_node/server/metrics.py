@@ -21,6 +21,7 @@ from baton_protocol.ids import NodeId
 from baton_protocol.link import Load, RequestStats
 from baton_protocol.metrics import MetricSpec, families_of, metrics_of
 from baton_protocol.store import DataInstance, NodeLoad, Speeds
+from baton_protocol.vllm_metrics import LOAD_ALIASES
 
 LOAD_METRICS, SPEED_METRICS = metrics_of(NodeLoad), metrics_of(Speeds)
 STORE_METRICS = metrics_of(DataInstance)  # once per data server
@@ -36,9 +37,17 @@ WAITS: dict[str, str] = {
 class NodeMetrics:
     """The metrics page, and histograms of the phases before a request's first token."""
 
-    def __init__(self, node: NodeId, read: Callable[[], Load], gpu: ReadGpu | None = None) -> None:
+    def __init__(
+        self,
+        node: NodeId,
+        read: Callable[[], Load],
+        gpu: ReadGpu | None = None,
+        model: Callable[[], str] = str,
+    ) -> None:
         self.registry = CollectorRegistry()
+        self._vllm = CollectorRegistry()
         self.registry.register(LoadCollector(node, read))
+        self._vllm.register(VllmCollector(node, read, model))
         if gpu is not None:
             self.registry.register(GpuCollector(node, gpu))
         self._waits = {
@@ -66,6 +75,10 @@ class NodeMetrics:
     def page(self) -> bytes:
         """Return the page. Call it in the server's event loop."""
         return generate_latest(self.registry)
+
+    def vllm_page(self) -> bytes:
+        """The load under vLLM's names."""
+        return generate_latest(self._vllm)
 
 
 class LoadCollector(Collector):
@@ -95,6 +108,27 @@ class LoadCollector(Collector):
         tasks = GaugeMetricFamily("baton_asyncio_tasks", "Tasks of the process.", labels=["node"])
         tasks.add_metric([self._node], len(asyncio.all_tasks()))
         yield tasks
+
+
+class VllmCollector(Collector):
+    """The load under vLLM's names, with its labels. `model` returns the model's name."""
+
+    def __init__(self, node: NodeId, read: Callable[[], Load], model: Callable[[], str]) -> None:
+        self._node = node
+        self._model = model
+        self._read = read
+
+    def describe(self) -> Iterator[Metric]:
+        return iter(())
+
+    def collect(self) -> Iterator[Metric]:
+        load = self._read().load
+        for name, alias in LOAD_ALIASES.items():
+            kind = CounterMetricFamily if name.endswith("_total") else GaugeMetricFamily
+            family: CounterMetricFamily | GaugeMetricFamily
+            family = kind(name, alias.help_text, labels=["model_name", "engine"])
+            family.add_metric([self._model(), self._node], alias.value([load]))
+            yield family
 
 
 class GpuCollector(Collector):

@@ -11,7 +11,7 @@ from __future__ import annotations
 import logging
 import math
 import secrets
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass
 from functools import cache
 
@@ -29,6 +29,7 @@ from baton_router.http.drain import DrainRoutes
 from baton_router.http.generation import GenerationRoutes
 from baton_router.http.headers import EXACT_HEADER, ID_HEADER, OWN_ID_HEADER, PLACEMENT_HEADER
 from baton_router.http.json_response import json_response
+from baton_router.http.load_header import FORMAT_HEADER, LOAD_HEADER, is_known_format, load_text
 from baton_router.http.media_types import JSON_TYPE
 from baton_router.http.node_sleep import SleepRoutes
 from baton_router.http.observers import CONTEXT
@@ -47,7 +48,7 @@ from baton_router.settings import RouterSettings
 
 # What begins so needs an API key, if keys are configured.
 KEYED = ("/v1/", "/requests/", TOKENIZE, DETOKENIZE, TOKENIZER_INFO)
-ADMINS = ("/pool", "/metrics")  # these need an admin's key
+ADMINS = ("/pool", "/load", "/metrics")  # these need an admin's key
 NODE_ADMINS = (COMMANDS, f"{RESET_PATH}/", f"{PREFIXES_PATH}/")  # these change what nodes do
 CLIENT_LEFT = 499
 RETRY_AFTER_S = 1
@@ -82,7 +83,7 @@ def build_app(api: Api) -> web.Application:
     cors = Cors(api.settings.cors_origins)
     guard = BrowserGuard(api.settings, cors)
     app = web.Application(middlewares=[_outer_middleware(api, guard, cors)])
-    app.on_response_prepare.append(_header_signal(cors))
+    app.on_response_prepare.append(_header_signal(cors, api.generation.observers.vllm.load))
     bodies, answer_s = api.generation.intake.bodies, api.settings.tunables.drain_answer_s
     drains = DrainRoutes(api.pool.fleet, bodies, api.clock, answer_s)
     prefixes = PrefixRoutes(api.pins, api.keeper, api.generation, lambda: api.tenants)
@@ -115,11 +116,11 @@ async def _openapi(request: web.Request) -> web.Response:
 
 
 def _header_signal(
-    cors: Cors,
+    cors: Cors, load: Callable[[], Mapping[str, float]]
 ) -> Callable[[web.Request, web.StreamResponse], Awaitable[None]]:
     async def add_headers(request: web.Request, response: web.StreamResponse) -> None:
         """Add the headers of every answer just before it is sent: ids, placement, exactness,
-        CORS."""
+        load, CORS."""
         context = request.get(CONTEXT)
         if context is None:
             return  # not from the application; `connections` set its headers
@@ -129,6 +130,8 @@ def _header_signal(
             headers[PLACEMENT_HEADER] = placement
         if (exact := context.exact()) is not None:
             headers[EXACT_HEADER] = exact
+        if context.dialect and is_known_format(wanted := request.headers.get(FORMAT_HEADER, "")):
+            headers[LOAD_HEADER] = load_text(wanted, load())
         cors.add_headers(request, response)
 
     return add_headers

@@ -10,7 +10,6 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from importlib.metadata import version
 from typing import Any, Literal, get_args
 
 import msgspec
@@ -29,6 +28,7 @@ from baton_protocol.errors import (
     Unavailable,
 )
 from baton_protocol.store import Exact
+from baton_protocol.vllm_metrics import METRIC_NAMES
 from baton_router.http.drain import DrainFields, NodeDrain
 from baton_router.http.media_types import EVENTS_TYPE, JSON_TYPE, TEXT_TYPE
 from baton_router.http.node_sleep import NodeSleep, SleepFields, WakeFields
@@ -36,6 +36,7 @@ from baton_router.http.pool_records import Pool
 from baton_router.http.prefix_cache import RESET_PATH, CacheReset
 from baton_router.http.prefixes import PREFIXES_PATH, Prefix, PrefixFields, PrefixList
 from baton_router.http.readiness import Health, Readiness
+from baton_router.http.server_info import VERSION, ServerLoad, Version
 from baton_router.http.token_routes import (
     CHAT_RENDER,
     COMPLETIONS_RENDER,
@@ -95,7 +96,7 @@ PARAMETERS: Mapping[str, str] = {
 }
 INFO: Json = {
     "title": "Baton",
-    "version": version("baton-serve"),
+    "version": VERSION,
     "description": "OpenAI's API for the models of one pool, and the routes for its operators. "
     "API keys are required only if the router has a file of keys.",
     "contact": {"name": "The Baton authors"},
@@ -105,14 +106,18 @@ SECURITY: Json = {
     "key": {
         "type": "http",
         "scheme": "bearer",
-        "description": "A tenant's API key. `/pool`, `/metrics`, `/nodes` and `/prefixes` need an "
-        "admin key; the last two also accept the pool's link token.",
+        "description": "A tenant's API key. `/pool`, `/load`, `/metrics`, `/nodes` and `/prefixes` "
+        "need an admin key; the last two also accept the pool's link token.",
     }
 }
 
 ALL_NODES: Json = {
     "description": "Check every node, and list those that are not ready.",
     "schema": {"type": "string", "enum": ["1", "true", "0", "false"], "default": "0"},
+}
+WHOSE_NAMES: Json = {
+    "description": "Whose names the metrics have.",
+    "schema": {"type": "string", "enum": list(METRIC_NAMES), "default": METRIC_NAMES[0]},
 }
 NO_EFFECT: Json = {
     "description": "No effect: running requests do not hinder a reset.",
@@ -340,6 +345,35 @@ OPERATIONS = (
         answers={200: Readiness, 503: Readiness},
         query={"all": ALL_NODES},
     ),
+    *(
+        OpenAPIOperation(
+            method=method,
+            path="/ping",
+            tag="health",
+            summary="Can the router serve a request now? (SageMaker)",
+            description="As `/ready` without `all`.",
+            answers={200: Readiness, 503: Readiness},
+        )
+        for method in ("GET", "POST")
+    ),
+    OpenAPIOperation(
+        method="GET",
+        path="/version",
+        tag="health",
+        summary="Baton's version",
+        description="The version of the router.",
+        answers={200: Version},
+    ),
+    OpenAPIOperation(
+        method="GET",
+        path="/load",
+        tag="operations",
+        summary="Number of requests that are being answered",
+        description="Counts the generation requests of this router that are held, queued, running "
+        "or being written.",
+        answers={200: ServerLoad},
+        errors=_KEYED,
+    ),
     OpenAPIOperation(
         method="GET",
         path="/metrics",
@@ -348,6 +382,7 @@ OPERATIONS = (
         description="The router's metrics in Prometheus' text format.",
         answers={200: None},
         errors=_KEYED,
+        query={"names": WHOSE_NAMES},
     ),
     OpenAPIOperation(
         method="GET",

@@ -46,6 +46,7 @@ from baton_router.metrics.admission_metrics import AdmissionMetrics
 from baton_router.metrics.demand import DemandCounter
 from baton_router.metrics.load_report import LoadReporter
 from baton_router.metrics.router_metrics import RouterMetrics
+from baton_router.metrics.vllm_names import VllmNames
 from baton_router.nodes.discovery import Discovery
 from baton_router.nodes.fleet import Fleet
 from baton_router.nodes.link import NodeLink
@@ -211,6 +212,11 @@ class Router:
         self.admission.use_limits(tenants, limits)
         observers = Observers(
             metrics=metrics,
+            vllm=VllmNames(
+                *(self.view, self._demand, metrics.registry),
+                names=self.fleet.offers.names,
+                held=lambda: self.report().held,
+            ),
             refused=admission_metrics.rejected,
             explanations=ExplanationHistory(settings.explain_requests, clock),
             tracing=Tracing(self._spans, clock),
