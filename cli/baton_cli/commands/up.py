@@ -68,8 +68,8 @@ def settle(options: UpOptions) -> UpOptions:
     dtype = options.dtype
     if options.engine == "torch":
         dtype = decide_dtype(dtype, options.device, read_config(model.path), cpu_flags())
-    name = options.served_model_name or model.name
-    return replace(options, model=str(model.path), served_model_name=name, dtype=dtype)
+    names = options.served_model_name or (model.name,)
+    return replace(options, model=str(model.path), served_model_name=names, dtype=dtype)
 
 
 def settle_tenants(options: UpOptions) -> UpOptions:
@@ -191,7 +191,7 @@ def show_answer(answer: ChatAnswer, ready_s: float) -> str:
 
 
 def show_ready(options: UpOptions, address: RouterAddress, ready_s: float, chunks: str) -> str:
-    model = options.served_model_name or options.engine
+    model = " and ".join(options.served_model_name) or options.engine
     headers = "-H 'content-type: application/json'"
     if options.api_keys:
         headers += ' -H "Authorization: Bearer KEY"'

@@ -134,6 +134,7 @@ def node_options(options: UpOptions, store: StoreUrls, name: str, share: NodeSha
     shared = values_of(options, ModelSettings, ExchangeSettings, TraceOptions)
     # share_machine() has checked the memory of all nodes. A node's own check would count the
     # others' memory as taken, hence overcommit.
+    shared["served_model_name"] = options.served_model_name[:1]  # the router has them all
     shared |= {"threads": share.threads, "kv_memory": share.kv_memory, "overcommit": True}
     if VISIBLE in share.variables:
         shared["device"] = CUDA  # the node sees only one GPU

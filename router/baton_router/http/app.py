@@ -21,7 +21,7 @@ from aiohttp.typedefs import Handler, Middleware
 
 from baton_protocol.errors import BatonError, ErrorRecord, InternalError
 from baton_router.auth import Tenants
-from baton_router.errors import RequestFailed, error_record
+from baton_router.errors import RequestFailed, StartError, error_record
 from baton_router.http.browser_guard import BrowserGuard, check_type
 from baton_router.http.cors import Cors, is_preflight
 from baton_router.http.dialects import DIALECTS
@@ -95,24 +95,38 @@ def build_app(api: Api) -> web.Application:
         clock=api.clock,
     )
     sleeps = SleepRoutes(api.pool.fleet, api.node_calls, bodies)
-    openapi = web.get("/openapi.json", _openapi)
     app.add_routes(
         [
             *(*api.generation.routes(), *api.pool.routes(), *drains.routes(), *sleeps.routes()),
             *(*PrefixCacheRoutes(api.pool.fleet).routes(), *prefixes.routes()),
-            *(*tokens.routes(), openapi),
+            *(*tokens.routes(), web.get("/openapi.json", _openapi_handler(api.settings.root_path))),
         ],
     )
+    _check_root_path(api.settings.root_path, app)
     return app
 
 
+def _check_root_path(root_path: str, app: web.Application) -> None:
+    """Raise StartError if a route's own path begins with the root path, so that a request would
+    not tell which is meant."""
+    for resource in app.router.resources():
+        if root_path and resource.canonical.startswith(f"{root_path}/"):
+            raise StartError(
+                f"--root-path {root_path}: the route {resource.canonical} begins so; choose "
+                "another path"
+            )
+
+
 @cache
-def _document() -> bytes:
-    return msgspec.json.encode(document())
+def _document(root_path: str) -> bytes:
+    return msgspec.json.encode(document(root_path=root_path))
 
 
-async def _openapi(request: web.Request) -> web.Response:
-    return web.Response(body=_document(), content_type=JSON_TYPE)
+def _openapi_handler(root_path: str) -> Handler:
+    async def openapi(request: web.Request) -> web.Response:
+        return web.Response(body=_document(root_path), content_type=JSON_TYPE)
+
+    return openapi
 
 
 def _header_signal(

@@ -40,11 +40,12 @@ logger = logging.getLogger(__name__)
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ConnectionSettings:
     """Timeouts for headers and for idle connections, in seconds. `new_id` makes an id for the
-    answer to bytes that are not a request."""
+    answer to bytes that are not a request. `root_path` is left out of the paths of requests."""
 
     header_timeout_s: float
     idle_timeout_s: float
     new_id: Callable[[], str]
+    root_path: str = ""
 
 
 class HttpServer:
@@ -96,7 +97,7 @@ class _Server(web.Server):
         super().__init__(
             self._tracked(app.request_handler),
             request_factory=lambda message, *rest: app.request_factory(
-                with_plain_path(message), *rest
+                with_plain_path(message, settings.root_path), *rest
             ),
             handler_cancellation=True,
         )

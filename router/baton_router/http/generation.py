@@ -83,6 +83,8 @@ class GenerationRoutes:
             call = await body.parsed(dialect.parse)
             if self.draining:
                 raise Unavailable("the router is shutting down; send the request again")
+            if call.options.stream and self.settings.enable_force_include_usage:
+                call.options.add_usage()
             ranking = self._requested_ranking(request)
             self._count_answering(1)
             try:

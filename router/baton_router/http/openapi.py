@@ -501,8 +501,9 @@ OPERATIONS = (
 )
 
 
-def document(operations: Sequence[OpenAPIOperation] = OPERATIONS) -> Json:
-    """The same document for every router, whatever its settings."""
+def document(operations: Sequence[OpenAPIOperation] = OPERATIONS, *, root_path: str = "") -> Json:
+    """The same document for every router, whatever its settings; `root_path` is the path at which
+    clients find it."""
     paths: dict[str, Json] = {}
     for operation in operations:
         paths.setdefault(operation.path, {})[operation.method.lower()] = operation.json()
@@ -510,7 +511,7 @@ def document(operations: Sequence[OpenAPIOperation] = OPERATIONS) -> Json:
         "openapi": OPENAPI,
         "info": INFO,
         # Relative to the router that serves the document.
-        "servers": [{"url": "/"}],
+        "servers": [{"url": root_path or "/"}],
         "tags": [{"name": name, "description": text} for name, text in TAGS.items()],
         "paths": paths,
         "components": {

@@ -340,6 +340,7 @@ class Router:
                 header_timeout_s=self.settings.header_timeout_s,
                 idle_timeout_s=self.settings.idle_timeout_s,
                 new_id=self.api.new_id,
+                root_path=self.settings.root_path,
             ),
         )
         await server.setup()

@@ -147,13 +147,14 @@ def test_a_write_behind_bandwidth_of_zero_is_accepted() -> None:
 
 
 def test_the_router_gets_its_address_hand_off_and_placement_options() -> None:
-    options = replace(SIM, handoff="always", handoff_min_tokens=7, served_model_name="m")
+    options = replace(SIM, handoff="always", handoff_min_tokens=7, served_model_name=("m", "n"))
     options = replace(options, placement="prefix", allow_policy_header=True)
     command, child = child_options(plan_of(options).router)
     assert command == "router"
     assert isinstance(child, RouterOptions)
     assert (child.host, child.port, child.pool) == ("127.0.0.1", 8123, "p")
-    assert (child.handoff, child.handoff_min_tokens, child.served_model_name) == ("always", 7, "m")
+    assert (child.handoff, child.handoff_min_tokens) == ("always", 7)
+    assert child.served_model_name == ("m", "n")
     assert (child.placement, child.allow_policy_header) == ("prefix", True)
     settings = router_settings(child)
     settings.check()
@@ -246,6 +247,20 @@ def test_nodes_serve_the_names_of_the_parsers_given_to_up(
     assert files == served(plain)
 
 
+def test_a_router_has_several_model_names_and_a_node_one() -> None:
+    names = ("--served-model-name", "a", "org/b", "--served-model-name=c")
+    _, router = read_command(["router", *names, "--nodes", "http://127.0.0.1:1"], {})
+    assert isinstance(router, RouterOptions)
+    assert router_settings(router).served_model_name == ("a", "org/b", "c")
+    options = replace(SIM, served_model_name=("a", "b"))
+    for spec in plan_of(options).nodes:
+        _, node = child_options(spec)
+        assert isinstance(node, NodeOptions)
+        assert node_settings(node, "decode").model_name() == "a"
+    with pytest.raises(CommandError, match="--served-model-name a b: a node reports one name"):
+        node_settings(NodeOptions(engine="sim", served_model_name=("a", "b")), "decode")
+
+
 @pytest.mark.parametrize("flag", ["tool_parser", "reasoning_parser"])
 def test_an_unknown_parser_is_refused(flag: str) -> None:
     unknown: dict[str, Any] = {flag: "nope"}
@@ -257,9 +272,11 @@ def test_up_settles_model_folder_name_and_dtype(tiny_model: Callable[[str], Path
     folder = tiny_model("llama-gqa1")
     settled = settle(UpOptions(model=os.path.relpath(folder)))
     assert settled.model == str(folder)
-    assert settled.served_model_name == "llama-gqa1"
+    assert settled.served_model_name == ("llama-gqa1",)
     assert settled.dtype == "float32"  # as its config says
-    assert settle(UpOptions(model=str(folder), served_model_name="x")).served_model_name == "x"
+    assert settle(UpOptions(model=str(folder), served_model_name=("x",))).served_model_name == (
+        "x",
+    )
 
 
 def test_a_node_without_a_model_is_refused() -> None:
@@ -292,7 +309,7 @@ def test_an_answer_is_shown_with_its_placement_and_timings() -> None:
 
 
 def test_the_ready_message_holds_a_curl_command() -> None:
-    options, address = replace(SIM, served_model_name="m"), RouterAddress("127.0.0.1", 8123)
+    options, address = replace(SIM, served_model_name=("m",)), RouterAddress("127.0.0.1", 8123)
     shown = show_ready(options, address, 1.0, "chunks: such and such")
     assert "\nchunks: such and such\n" in shown
     assert "ready after 1.0 s: http://127.0.0.1:8123/v1 serves m;" in shown
