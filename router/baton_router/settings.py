@@ -253,6 +253,11 @@ class RouterSettings(RequestSettings, AdmissionSettings, TenantSettings):
 
     host: str = option("127.0.0.1", "address to listen on")
     port: int = option(8000, "port to listen on; 0: a free one", least=0, most=MAX_PORT)
+    uds: str = option(
+        "",
+        "unix socket to listen on instead of host and port; its owner and group may connect",
+        metavar="PATH",
+    )
     pool: str = option("default", "name of the pool, part of its keys in the index", metavar="NAME")
     index_url: str = option(
         "", "Redis whose registry lists the nodes", metavar="URL", secret=True, flag="--redis-index"
@@ -284,6 +289,11 @@ class RouterSettings(RequestSettings, AdmissionSettings, TenantSettings):
         (), "nodes that /ready?all=1 waits for, in addition to those that are found", hidden=True
     )
     tunables: Tunables = Tunables()
+
+    @property
+    def listens(self) -> str:
+        """Where the router is to listen, for logs and errors."""
+        return f"unix:{self.uds}" if self.uds else f"{self.host}:{self.port}"
 
     @property
     def hold_s(self) -> float:

@@ -72,7 +72,7 @@ def make_plan(
         nodes.append(_child(role, name, its_options, share.variables))
     gpus = [share.variables[VISIBLE] for share in shares if VISIBLE in share.variables]
     return PoolPlan(
-        address=RouterAddress(options.host, options.port, options.admin_key),
+        address=RouterAddress(options.host, options.port, options.admin_key, options.uds),
         nodes=tuple(nodes),
         router=_child("router", "router", router_options(options, store), {}),
         environment=for_children(environment),
@@ -154,6 +154,7 @@ def router_options(options: UpOptions, store: StoreUrls) -> RouterOptions:
         **values_of(options, RequestSettings, AdmissionSettings, TenantSettings, TraceOptions),
         host=options.host,
         port=options.port,
+        uds=options.uds,
         pool=options.pool,
         index_url=store.index,
         served_model_name=options.served_model_name,

@@ -38,7 +38,7 @@ def ask(router: RouterAddress, prompt: str) -> ChatAnswer:
         "stream": True,
         "stream_options": {"include_usage": True},
     }
-    link = http.client.HTTPConnection(router.dial, router.port, timeout=ANSWER_TIMEOUT_S)
+    link = router.connection(ANSWER_TIMEOUT_S)
     start = time.monotonic()
     try:
         link.request(

@@ -50,6 +50,7 @@ from baton_router.settings import RouterSettings
 KEYED = ("/v1/", "/requests/", TOKENIZE, DETOKENIZE, TOKENIZER_INFO)
 ADMINS = ("/pool", "/load", "/metrics")  # these need an admin's key
 NODE_ADMINS = (COMMANDS, f"{RESET_PATH}/", f"{PREFIXES_PATH}/")  # these change what nodes do
+THIS_MACHINE = "localhost"  # the address of all clients of a unix socket
 CLIENT_LEFT = 499
 RETRY_AFTER_S = 1
 ROUTER_DIGITS = 8
@@ -186,7 +187,8 @@ async def _answer(
         elif request.path in ADMINS:
             request[CONTEXT].tenant = api.tenants.admin(authorization)
         elif f"{request.path}/".startswith(NODE_ADMINS):
-            request[CONTEXT].tenant = api.tenants.node_admin(authorization, request.remote)
+            peer = THIS_MACHINE if api.settings.uds else request.remote
+            request[CONTEXT].tenant = api.tenants.node_admin(authorization, peer)
         if request.match_info.http_exception is None:
             check_type(request)
         response = await handler(request)

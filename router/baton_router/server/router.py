@@ -137,7 +137,7 @@ class Router:
     def _warn_if_open(self) -> None:
         """Warn about a router without keys on a public address."""
         settings = self.settings
-        if settings.api_keys or is_loopback(settings.host):
+        if settings.api_keys or settings.uds or is_loopback(settings.host):
             return
         logger.warning(
             "this router listens on %s without API keys, so anyone who reaches it can use the "
@@ -333,7 +333,7 @@ class Router:
         return self._demand.report(len(in_flight) - held, waiting)
 
     async def _listen(self) -> None:
-        host, port = self.settings.host, self.settings.port
+        settings = self.settings
         server = HttpServer(
             build_app(self.api),
             ConnectionSettings(
@@ -346,12 +346,14 @@ class Router:
         await server.setup()
         self._server = server
         try:
-            self.port = await server.listen(host, port)
+            if settings.uds:
+                await server.listen_unix(settings.uds)
+            else:
+                self.port = await server.listen(settings.host, settings.port)
         except OSError as error:
-            raise ListenError(host, port, error) from error
-        logger.info(
-            "router of pool %r listens on http://%s:%d", self.settings.pool, host, self.port
-        )
+            raise ListenError(settings.listens, error) from error
+        address = settings.listens if settings.uds else f"http://{settings.host}:{self.port}"
+        logger.info("router of pool %r listens on %s", settings.pool, address)
 
     async def _close(self) -> None:
         await self._end_running()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import os
 import shlex
@@ -19,7 +20,7 @@ from baton_cli.errors import CommandError
 from baton_cli.local_pool.chat_answer import ChatAnswer
 from baton_cli.local_pool.children import ChildSpec
 from baton_cli.local_pool.gpus import Gpu, Memory
-from baton_cli.local_pool.router_client import RouterAddress
+from baton_cli.local_pool.router_client import RouterAddress, get_page
 from baton_cli.local_pool.store import StoreUrls
 from baton_cli.local_pool.supervisor import PoolPlan
 from baton_cli.main import read_command
@@ -315,6 +316,28 @@ def test_the_ready_message_holds_a_curl_command() -> None:
     assert "ready after 1.0 s: http://127.0.0.1:8123/v1 serves m;" in shown
     assert "curl http://127.0.0.1:8123/v1/chat/completions" in shown
     assert "Authorization" not in shown
+
+
+@pytest.mark.integration
+async def test_up_passes_a_unix_socket_on_and_asks_the_router_there(tmp_path: Path) -> None:
+    options = replace(SIM, uds="/run/baton/router.sock")
+    plan = plan_of(options)
+    _, child = child_options(plan.router)
+    assert isinstance(child, RouterOptions)
+    assert router_settings(child).uds == options.uds
+    shown = show_ready(options, plan.address, 1.0, "")
+    assert "http://localhost/v1 on unix:/run/baton/router.sock serves" in shown
+    assert "--unix-socket /run/baton/router.sock" in shown.partition("try: ")[2]
+
+    async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        head = (await reader.readuntil(b"\r\n\r\n")).decode()
+        body = head.split()[1].encode()
+        writer.write(b"HTTP/1.1 200 OK\r\nContent-Length: %d\r\n\r\n%b" % (len(body), body))
+        writer.close()
+
+    address = RouterAddress("", 0, uds=str(tmp_path / "router.sock"))
+    async with await asyncio.start_unix_server(answer, address.uds):
+        assert await asyncio.to_thread(get_page, address, "/ready") == (200, b"/ready")
 
 
 def test_the_curl_command_shows_where_the_api_key_goes() -> None:
