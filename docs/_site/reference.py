@@ -31,7 +31,7 @@ from baton_protocol.ids import Epoch, NodeId
 from baton_protocol.link import Load
 from baton_protocol.metrics import metrics_of
 from baton_protocol.store import NodeLoad, Speeds
-from baton_protocol.vllm_metrics import LOAD_ALIASES
+from baton_protocol.vllm_metrics import CACHE_CONFIG, LOAD_ALIASES
 from baton_router.metrics.admission_metrics import AdmissionMetrics
 from baton_router.metrics.demand import DemandCounter
 from baton_router.metrics.router_metrics import RouterMetrics
@@ -136,6 +136,7 @@ def _vllm_names() -> str:
     fields = metrics_of(NodeLoad)
     rows = [(name, "router", f"`{source}`") for name, source in ROUTER_ALIASES.items()]
     rows += [(name, "router", _cell(about)) for name, (about, _) in TOKENS.items()]
+    rows.append((CACHE_CONFIG, "both", "1; labels `block_size` and `num_gpu_blocks`"))
     for name, alias in LOAD_ALIASES.items():
         plus = " + ".join(f"`{fields[field].name}`" for field in alias.plus)
         minus = "".join(f" - `{fields[field].name}`" for field in alias.minus)

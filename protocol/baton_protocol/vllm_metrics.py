@@ -88,6 +88,12 @@ LOAD_ALIASES: Mapping[str, LoadAlias] = {
 }
 
 
+# Its value is 1; load balancers that know prefixes read its labels.
+CACHE_CONFIG = "vllm:cache_config_info"
+CACHE_CONFIG_HELP = "The KV cache: tokens of a block, and number of blocks."
+CACHE_CONFIG_LABELS = ("model_name", "engine", "block_size", "num_gpu_blocks")
+
+
 def metric_names(given: Iterable[str]) -> MetricNames:
     """The names that a page shows, from the values of its query parameter `names`. Raise ValueError
     with the problem."""

@@ -72,6 +72,7 @@ class NodeServer:
         self.metrics = NodeMetrics(
             *(NodeId(settings.node), self._figures, gpu_reader(settings.device)),
             model=lambda: self._settings.model_name(),
+            block_size=settings.block_size,
         )
         self.service: Node | None = None
         hostname = urlsplit(settings.address).hostname

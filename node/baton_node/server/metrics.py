@@ -21,7 +21,12 @@ from baton_protocol.ids import NodeId
 from baton_protocol.link import Load, RequestStats
 from baton_protocol.metrics import MetricSpec, families_of, metrics_of
 from baton_protocol.store import DataInstance, NodeLoad, Speeds
-from baton_protocol.vllm_metrics import LOAD_ALIASES
+from baton_protocol.vllm_metrics import (
+    CACHE_CONFIG,
+    CACHE_CONFIG_HELP,
+    CACHE_CONFIG_LABELS,
+    LOAD_ALIASES,
+)
 
 LOAD_METRICS, SPEED_METRICS = metrics_of(NodeLoad), metrics_of(Speeds)
 STORE_METRICS = metrics_of(DataInstance)  # once per data server
@@ -43,11 +48,12 @@ class NodeMetrics:
         read: Callable[[], Load],
         gpu: ReadGpu | None = None,
         model: Callable[[], str] = str,
+        block_size: int = 0,
     ) -> None:
         self.registry = CollectorRegistry()
         self._vllm = CollectorRegistry()
         self.registry.register(LoadCollector(node, read))
-        self._vllm.register(VllmCollector(node, read, model))
+        self._vllm.register(VllmCollector(node, read, model, block_size))
         if gpu is not None:
             self.registry.register(GpuCollector(node, gpu))
         self._waits = {
@@ -111,11 +117,15 @@ class LoadCollector(Collector):
 
 
 class VllmCollector(Collector):
-    """The load under vLLM's names, with its labels. `model` returns the model's name."""
+    """The load under vLLM's names, with its labels. `model` returns the model's name; a block has
+    `block_size` tokens."""
 
-    def __init__(self, node: NodeId, read: Callable[[], Load], model: Callable[[], str]) -> None:
+    def __init__(
+        self, node: NodeId, read: Callable[[], Load], model: Callable[[], str], block_size: int
+    ) -> None:
         self._node = node
         self._model = model
+        self._block_size = block_size
         self._read = read
 
     def describe(self) -> Iterator[Metric]:
@@ -129,6 +139,10 @@ class VllmCollector(Collector):
             family = kind(name, alias.help_text, labels=["model_name", "engine"])
             family.add_metric([self._model(), self._node], alias.value([load]))
             yield family
+        cache = GaugeMetricFamily(CACHE_CONFIG, CACHE_CONFIG_HELP, labels=CACHE_CONFIG_LABELS)
+        sizes = (str(self._block_size), str(load.total_blocks))
+        cache.add_metric([self._model(), self._node, *sizes], 1.0)
+        yield cache
 
 
 class GpuCollector(Collector):

@@ -13,8 +13,17 @@ from prometheus_client import CollectorRegistry, generate_latest
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
-from baton_protocol.vllm_metrics import KV_USAGE, LOAD_ALIASES, WAITING, LoadAlias
+from baton_protocol.vllm_metrics import (
+    CACHE_CONFIG,
+    CACHE_CONFIG_HELP,
+    CACHE_CONFIG_LABELS,
+    KV_USAGE,
+    LOAD_ALIASES,
+    WAITING,
+    LoadAlias,
+)
 from baton_router.metrics.demand import DemandCounter
+from baton_router.nodes.node_view import NodeView
 from baton_router.nodes.pool_view import PoolView
 
 ROUTER = "router"
@@ -88,6 +97,11 @@ class VllmNames(Collector):
                 if name == WAITING:
                     family.add_metric(tuple(own.values()), float(self._held()))
                 yield family
+        caches = GaugeMetricFamily(CACHE_CONFIG, CACHE_CONFIG_HELP, labels=CACHE_CONFIG_LABELS)
+        for node in self._view.nodes.values():
+            blocks = (str(node.report.layout.block_size), str(node.report.load.total_blocks))
+            caches.add_metric((*_labels(node, names), *blocks), 1.0)
+        yield caches
 
     def _of_nodes(
         self, name: str, alias: LoadAlias, names: Sequence[str]
@@ -95,10 +109,14 @@ class VllmNames(Collector):
         kind = CounterMetricFamily if name.endswith("_total") else GaugeMetricFamily
         family: CounterMetricFamily | GaugeMetricFamily = kind(name, alias.help_text, labels=LABELS)
         for node in self._view.nodes.values():
-            report = node.report
-            served = report.model if report.model in names or not names else names[0]
-            family.add_metric((served, report.node), alias.value([report.load]))
+            family.add_metric(_labels(node, names), alias.value([node.report.load]))
         return family
+
+
+def _labels(node: NodeView, names: Sequence[str]) -> tuple[str, str]:
+    """Values of LABELS. `names` are those of the served models."""
+    model = node.report.model
+    return (model if model in names or not names else names[0]), node.report.node
 
 
 def _renamed(family: Metric, name: str, labels: Mapping[str, str]) -> Metric:

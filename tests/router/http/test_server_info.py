@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
-from baton_protocol.vllm_metrics import LOAD_ALIASES
+from baton_protocol.vllm_metrics import CACHE_CONFIG, LOAD_ALIASES
 from baton_router.metrics.vllm_names import ROUTER, ROUTER_ALIASES, TOKENS
 from tests.router import pools
 from tests.support.nodes.fake_node import FakeNode
@@ -136,9 +136,12 @@ async def test_the_figures_under_vllms_names_are_those_of_the_pool(
         assert gaps == found["vllm:time_per_output_token_seconds_count", ROUTER]
         page = await client.text(VLLM)
         assert 'finished_reason="stop"' in page
+        assert (
+            'block_size="4",engine="decode-0",model_name="fake-model",num_gpu_blocks="100"' in page
+        )
         assert "baton" not in page
         shown = {family.name for family in text_string_to_metric_families(page)}
-        declared = {*LOAD_ALIASES, *ROUTER_ALIASES, *TOKENS}
+        declared = {*LOAD_ALIASES, *ROUTER_ALIASES, *TOKENS, CACHE_CONFIG}
         assert shown == {name.removesuffix("_total") for name in declared}
 
 
