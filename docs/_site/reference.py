@@ -29,10 +29,13 @@ from baton_operator.api.crd import crd, scaler_crd
 from baton_operator.metrics import Metrics
 from baton_protocol.ids import Epoch, NodeId
 from baton_protocol.link import Load
+from baton_protocol.metrics import metrics_of
 from baton_protocol.store import NodeLoad, Speeds
+from baton_protocol.vllm_metrics import CACHE_CONFIG, LOAD_ALIASES
 from baton_router.metrics.admission_metrics import AdmissionMetrics
 from baton_router.metrics.demand import DemandCounter
 from baton_router.metrics.router_metrics import RouterMetrics
+from baton_router.metrics.vllm_names import ROUTER_ALIASES, TOKENS
 from baton_router.nodes.model_grammars import GrammarCounts
 from baton_router.nodes.pool_view import PoolView
 
@@ -62,6 +65,9 @@ ROUTERS = """On `/metrics` of a router, which also has the nodes' counters and g
 speeds and data servers."""
 NODES = """On `/metrics` of a node. `instance` counts the data servers from 0, in the order of
 `--redis-data`."""
+VLLM_NAMES = """On `/metrics?names=vllm` of routers and nodes, with vLLM's labels `model_name` and
+`engine`. `engine` is the node's name, or `router` for what a router counts itself. A router's page
+has the figures of all its nodes."""
 OPERATORS = "On `/metrics` of the operator, port 8081."
 MODELS_TEXT = """
 A "yes" is the result of a test: [models.json](reference/models.json) names the tests and their
@@ -123,7 +129,22 @@ async def _metrics() -> str:
             for name, kind, labels, meaning in sorted(families)
         )
         parts.append(f"## {title}\n\n{where}\n\n{head}\n{rows}\n")
-    return "\n".join(parts)
+    return "\n".join([*parts, _vllm_names()])
+
+
+def _vllm_names() -> str:
+    fields = metrics_of(NodeLoad)
+    rows = [(name, "router", f"`{source}`") for name, source in ROUTER_ALIASES.items()]
+    rows += [(name, "router", _cell(about)) for name, (about, _) in TOKENS.items()]
+    rows.append((CACHE_CONFIG, "both", "1; labels `block_size` and `num_gpu_blocks`"))
+    for name, alias in LOAD_ALIASES.items():
+        plus = " + ".join(f"`{fields[field].name}`" for field in alias.plus)
+        minus = "".join(f" - `{fields[field].name}`" for field in alias.minus)
+        share = f"({plus}{minus}) / `{fields[alias.of].name}`" if alias.of else plus + minus
+        rows.append((name, "nodes" if name in TOKENS else "both", share))
+    body = "\n".join(f"| `{name}` | {where} | {source} |" for name, where, source in sorted(rows))
+    head = "| metric | on pages of | Baton's metrics |\n|---|---|---|"
+    return f"## vLLM's names\n\n{VLLM_NAMES}\n\n{head}\n{body}\n"
 
 
 def _router_registry() -> CollectorRegistry:

@@ -403,11 +403,11 @@ def _model_options(args: EngineArgs) -> dict[str, Any]:
     if args.chat_template is not None:
         options["chat_template"] = str(args.chat_template)
     if not args.model:
-        return options | {"served_model_name": args.name}
+        return options | {"served_model_name": (args.name,) if args.name else ()}
     tokenizer = args.tokenizer_path()
     return options | {
         "model": str(args.folder.path),
-        "served_model_name": args.name or args.folder.name,
+        "served_model_name": (args.name or args.folder.name,),
         "tokenizer": "" if tokenizer is None else str(tokenizer),
     }
 

@@ -28,8 +28,11 @@ class ModelSettings(EngineConfig):
     model: str = option(
         "", "Hugging Face folder, GGUF file, or hub id (HF_ENDPOINT selects the hub)"
     )
-    served_model_name: str = option(
-        "", "model name for clients (default: the folder's last component)", metavar="NAME"
+    served_model_name: tuple[str, ...] = option(
+        (),
+        "model names for clients; answers show the first (default: the folder's last component)",
+        metavar="NAME",
+        several=True,
     )
     engine: EngineKind = option(
         "torch", "torch: the real engine; sim: a timing model without torch"
@@ -135,7 +138,7 @@ class NodeSettings(ServerSettings, ModelSettings, ExchangeSettings):
     json_logs: bool = False  # of the engine process only
 
     def model_name(self) -> str:
-        """Return the model's name in the client API."""
+        """Return the model's name in the client API, which a node has only one of."""
         if self.served_model_name:
-            return self.served_model_name
+            return self.served_model_name[0]
         return name_of_path(self.model) or self.engine

@@ -18,8 +18,8 @@ class ListenError(StartError):
     """The router cannot listen at its address. Unlike after other errors, the same start may
     succeed later."""
 
-    def __init__(self, host: str, port: int, cause: OSError) -> None:
-        super().__init__(f"cannot listen on {host}:{port}: {cause.strerror or cause}")
+    def __init__(self, address: str, cause: OSError) -> None:
+        super().__init__(f"cannot listen on {address}: {cause.strerror or cause}")
 
 
 class RequestFailed(Exception):

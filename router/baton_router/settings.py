@@ -23,6 +23,7 @@ from baton_protocol.options import MAX_PORT, ByteSize, option, option_of
 from baton_protocol.policies import Handoff, MissingRole, Ranking, Sharing
 
 USUAL_PORTS = {"http": 80, "https": 443}
+_ROOT_PATH = re.compile(r"(/[\w.~-]+)*", re.ASCII)
 _ORIGIN = re.compile(r"([a-z][a-z0-9+.-]*)://([\w.-]+|\[[\da-f:.]+\])(:\d{1,5})?/?", re.ASCII)
 
 
@@ -167,6 +168,15 @@ class RequestSettings:
         least=0,
         flag="--max-resume",
     )
+    enable_force_include_usage: bool = option(
+        False, "usage in each event of every stream, whatever its stream_options"
+    )
+    root_path: str = option(
+        "",
+        "path under which a proxy passes requests on, such as /llm; routes work with and without"
+        " it",
+        metavar="PATH",
+    )
     allowed_hosts: tuple[str, ...] = option(
         (),
         "host names under which clients reach the router, with or without a port; * for all."
@@ -209,7 +219,8 @@ class AdmissionSettings:
     )
     admin_key: str = option(
         "",
-        "key for /pool, /metrics and /nodes, in addition to keys marked admin (use the variable)",
+        "key for /pool, /load, /metrics and /nodes, in addition to keys marked admin (use the"
+        " variable)",
         metavar="WORD",
         secret=True,
     )
@@ -264,6 +275,11 @@ class RouterSettings(RequestSettings, AdmissionSettings, TenantSettings):
 
     host: str = option("127.0.0.1", "address to listen on")
     port: int = option(8000, "port to listen on; 0: a free one", least=0, most=MAX_PORT)
+    uds: str = option(
+        "",
+        "unix socket to listen on instead of host and port; its owner and group may connect",
+        metavar="PATH",
+    )
     pool: str = option("default", "name of the pool, part of its keys in the index", metavar="NAME")
     index_url: str = option(
         "", "Redis whose registry lists the nodes", metavar="URL", secret=True, flag="--redis-index"
@@ -274,8 +290,11 @@ class RouterSettings(RequestSettings, AdmissionSettings, TenantSettings):
     link_token: str = option(
         "", "token that the nodes require (use the variable)", metavar="WORD", secret=True
     )
-    served_model_name: str = option(
-        "", "model name for clients (default: as the nodes report it)", metavar="NAME"
+    served_model_name: tuple[str, ...] = option(
+        (),
+        "model names for clients; answers show the first (default: as the nodes report it)",
+        metavar="NAME",
+        several=True,
     )
     wake_wait_s: float = option(
         0.0,
@@ -294,6 +313,11 @@ class RouterSettings(RequestSettings, AdmissionSettings, TenantSettings):
     tunables: Tunables = Tunables()
 
     @property
+    def listens(self) -> str:
+        """Where the router is to listen, for logs and errors."""
+        return f"unix:{self.uds}" if self.uds else f"{self.host}:{self.port}"
+
+    @property
     def hold_s(self) -> float:
         """Seconds for which a request is held while no node is ready; 0: it is not."""
         return self.wake_wait_s or (self.unready_wait_s if self.sleep_after_s else 0.0)
@@ -309,6 +333,11 @@ class RouterSettings(RequestSettings, AdmissionSettings, TenantSettings):
                 raise InvalidRequest(
                     f"node address {address!r} is not a URL; use http://host:port", param="nodes"
                 )
+        if len(set(self.served_model_name)) < len(self.served_model_name):
+            raise InvalidRequest(
+                f"served_model_name is {', '.join(self.served_model_name)}; give each name once",
+                param="served_model_name",
+            )
         self._check_numbers()
         if not (self.admin_key.isascii() and self.admin_key.isprintable()):
             raise InvalidRequest(
@@ -336,6 +365,12 @@ class RouterSettings(RequestSettings, AdmissionSettings, TenantSettings):
                 raise InvalidRequest(wrong + "it must be 0 or more", param=setting.name)
 
     def _check_pages(self) -> None:
+        if _ROOT_PATH.fullmatch(self.root_path) is None:
+            raise InvalidRequest(
+                f"root_path is {self.root_path!r}; use a path such as /llm, without a slash at its "
+                "end",
+                param="root_path",
+            )
         for host in self.allowed_hosts:
             if not is_host(host):
                 raise InvalidRequest(

@@ -135,6 +135,7 @@ EDITS = (
     Edit("model.path", {"model": {"path": "/models/mine"}}, NODES, "--model=/models/mine"),
     Edit("model.uri", {"model": {"uri": "pvc://claim/sub"}}, NODES, '"claimName": "claim"'),
     Edit("model.name", {"model": {"name": "shown"}}, (ROUTER,), "--served-model-name=shown"),
+    Edit("model.aliases", {"model": {"aliases": ["a"]}}, (ROUTER,), "--served-model-name=sim,a"),
     Edit("model.secretRef.name", _hub(secretRef={"name": "hub-login"}), NODES, '"hub-login"'),
     Edit("model.storage", _hub(storage="7Gi"), NODES, "--room=7168MiB"),
     Edit("model.cache.claimName", _hub(cache={"claimName": "kept"}), NODES, '"claimName": "kept"'),

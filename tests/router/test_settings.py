@@ -33,6 +33,12 @@ def test_a_router_with_nodes_or_an_index_may_start() -> None:
         ({"wake_wait_s": -1.0}, "wake_wait_s"),
         ({"wake_wait_s": float("nan")}, "wake_wait_s"),
         ({"handoff_min_tokens": -1}, "handoff_min_tokens"),
+        ({"served_model_name": ("a", "b", "a")}, "served_model_name"),
+        ({"root_path": "llm"}, "root_path"),
+        ({"root_path": "/llm/"}, "root_path"),
+        ({"root_path": "/"}, "root_path"),
+        ({"root_path": "/a?b"}, "root_path"),
+        ({"root_path": "//a"}, "root_path"),
     ],
 )
 def test_a_wrong_setting_is_an_error_that_names_it(changes: dict[str, Any], name: str) -> None:

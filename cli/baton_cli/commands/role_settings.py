@@ -30,13 +30,18 @@ def node_settings(options: NodeOptions, role: Role) -> NodeSettings:
     if options.model or options.engine == "torch":
         model = find_model(options.model, weights=options.engine == "torch")
         folder, name = str(model.path), model.name
+    if len(options.served_model_name) > 1:
+        raise CommandError(
+            f"--served-model-name {' '.join(options.served_model_name)}: a node reports one name;"
+            " give several to the router"
+        )
     derived = {
         "node": check_name(options.node) or new_name(role),
         "index_url": index_url,
         "data_urls": tuple(data_urls),
         "link_token": check_token(options.link_token),
         "model": folder,
-        "served_model_name": options.served_model_name or name,
+        "served_model_name": options.served_model_name or (name,),
         "chat_template": check_template(options.chat_template),
     }
     given = values_of(options, ServerSettings, ModelSettings, ExchangeSettings)

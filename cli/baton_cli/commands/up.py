@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import os
 import secrets
+import shlex
 import socket
 import sys
 import time
@@ -34,6 +35,9 @@ def run(options: UpOptions) -> int:
     if options.supervisor_pid:
         die_with(options.supervisor_pid)
     options = settle(options)
+    if options.uds:
+        asyncio.run(_up(options, started))
+        return 0
     with reserve_port(options.host, options.port) as port:
         options = replace(options, port=port.getsockname()[1])
         asyncio.run(_up(options, started))
@@ -68,8 +72,8 @@ def settle(options: UpOptions) -> UpOptions:
     dtype = options.dtype
     if options.engine == "torch":
         dtype = decide_dtype(dtype, options.device, read_config(model.path), cpu_flags())
-    name = options.served_model_name or model.name
-    return replace(options, model=str(model.path), served_model_name=name, dtype=dtype)
+    names = options.served_model_name or (model.name,)
+    return replace(options, model=str(model.path), served_model_name=names, dtype=dtype)
 
 
 def settle_tenants(options: UpOptions) -> UpOptions:
@@ -156,7 +160,7 @@ async def _greet(
     """When the pool is ready, send the question of --once or --ask, and print the ready lines."""
     await supervisor.ready.wait()
     ready_s = time.monotonic() - started
-    address = RouterAddress(options.host, options.port)
+    address = RouterAddress(options.host, options.port, uds=options.uds)
     if options.once:
         try:
             answer = await asyncio.to_thread(ask, address, options.once)
@@ -191,13 +195,17 @@ def show_answer(answer: ChatAnswer, ready_s: float) -> str:
 
 
 def show_ready(options: UpOptions, address: RouterAddress, ready_s: float, chunks: str) -> str:
-    model = options.served_model_name or options.engine
+    model = " and ".join(options.served_model_name) or options.engine
+    where = f"{address.url}/v1"
     headers = "-H 'content-type: application/json'"
     if options.api_keys:
         headers += ' -H "Authorization: Bearer KEY"'
+    if address.uds:
+        where += f" on {address.shown}"
+        headers += f" --unix-socket {shlex.quote(address.uds)}"
     return "\n".join(
         [
-            f"ready after {ready_s:.1f} s: {address.url}/v1 serves {model}; Ctrl-C stops it",
+            f"ready after {ready_s:.1f} s: {where} serves {model}; Ctrl-C stops it",
             *([chunks] if chunks else []),
             f"try: curl {address.url}/v1/chat/completions {headers} \\",
             """          -d '{"messages": [{"role": "user", "content": "Hello"}]}'""",

@@ -72,7 +72,7 @@ def make_plan(
         nodes.append(_child(role, name, its_options, share.variables))
     gpus = [share.variables[VISIBLE] for share in shares if VISIBLE in share.variables]
     return PoolPlan(
-        address=RouterAddress(options.host, options.port, options.admin_key),
+        address=RouterAddress(options.host, options.port, options.admin_key, options.uds),
         nodes=tuple(nodes),
         router=_child("router", "router", router_options(options, store), {}),
         environment=for_children(environment),
@@ -134,6 +134,7 @@ def node_options(options: UpOptions, store: StoreUrls, name: str, share: NodeSha
     shared = values_of(options, ModelSettings, ExchangeSettings, TraceOptions)
     # share_machine() has checked the memory of all nodes. A node's own check would count the
     # others' memory as taken, hence overcommit.
+    shared["served_model_name"] = options.served_model_name[:1]  # the router has them all
     shared |= {"threads": share.threads, "kv_memory": share.kv_memory, "overcommit": True}
     if VISIBLE in share.variables:
         shared["device"] = CUDA  # the node sees only one GPU
@@ -153,6 +154,7 @@ def router_options(options: UpOptions, store: StoreUrls) -> RouterOptions:
         **values_of(options, RequestSettings, AdmissionSettings, TenantSettings, TraceOptions),
         host=options.host,
         port=options.port,
+        uds=options.uds,
         pool=options.pool,
         index_url=store.index,
         served_model_name=options.served_model_name,

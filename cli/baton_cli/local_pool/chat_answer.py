@@ -38,7 +38,7 @@ def ask(router: RouterAddress, prompt: str) -> ChatAnswer:
         "stream": True,
         "stream_options": {"include_usage": True},
     }
-    link = http.client.HTTPConnection(router.dial, router.port, timeout=ANSWER_TIMEOUT_S)
+    link = router.connection(ANSWER_TIMEOUT_S)
     start = time.monotonic()
     try:
         link.request(
@@ -60,7 +60,7 @@ def ask(router: RouterAddress, prompt: str) -> ChatAnswer:
 def _answer_tokens(router: RouterAddress) -> int:
     """ANSWER_TOKENS, or half of the model's context if that is less."""
     try:
-        [model] = json.loads(get_page(router, "/v1/models")[1])["data"]
+        model, *_ = json.loads(get_page(router, "/v1/models")[1])["data"]
         return max(1, min(ANSWER_TOKENS, int(model["max_model_len"]) // 2))
     except (OSError, http.client.HTTPException, ValueError, KeyError, TypeError):
         return ANSWER_TOKENS

@@ -8,6 +8,7 @@ everything else.
 from __future__ import annotations
 
 import http.client
+import socket
 from dataclasses import dataclass, field
 
 import msgspec
@@ -17,6 +18,7 @@ from baton_node.server.transfer_summary import chunk_line
 from baton_router.http.pool_records import Pool, PoolNode
 
 POLL_TIMEOUT_S = 2.0
+UNIX_HOST = "localhost"  # the host in requests over a unix socket
 
 
 @dataclass(frozen=True)
@@ -33,11 +35,13 @@ class PoolState:
 
 @dataclass(frozen=True)
 class RouterAddress:
-    """Where the router listens, and how to reach it from this machine; `key` is the admin key."""
+    """Where the router listens, and how to reach it from this machine; `key` is the admin key. A
+    router with a unix socket, `uds`, listens only there."""
 
     host: str
     port: int
     key: str = field(default="", repr=False)
+    uds: str = ""
 
     @property
     def dial(self) -> str:
@@ -45,8 +49,32 @@ class RouterAddress:
 
     @property
     def url(self) -> str:
+        if self.uds:
+            return f"http://{UNIX_HOST}"
         shown = f"[{self.dial}]" if ":" in self.dial else self.dial
         return f"http://{shown}:{self.port}"
+
+    @property
+    def shown(self) -> str:
+        """The address as people are told."""
+        return f"unix:{self.uds}" if self.uds else self.url
+
+    def connection(self, timeout_s: float) -> http.client.HTTPConnection:
+        if self.uds:
+            return _UnixConnection(self.uds, timeout_s)
+        return http.client.HTTPConnection(self.dial, self.port, timeout=timeout_s)
+
+
+class _UnixConnection(http.client.HTTPConnection):
+    def __init__(self, path: str, timeout_s: float) -> None:
+        super().__init__(UNIX_HOST, timeout=timeout_s)
+        self._path = path
+        self._timeout_s = timeout_s
+
+    def connect(self) -> None:
+        self.sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        self.sock.settimeout(self._timeout_s)
+        self.sock.connect(self._path)
 
 
 def look(router: RouterAddress) -> PoolState | None:
@@ -70,7 +98,7 @@ def look(router: RouterAddress) -> PoolState | None:
 
 def get_page(router: RouterAddress, path: str) -> tuple[int, bytes]:
     headers = {"Authorization": f"Bearer {router.key}"} if router.key else {}
-    link = http.client.HTTPConnection(router.dial, router.port, timeout=POLL_TIMEOUT_S)
+    link = router.connection(POLL_TIMEOUT_S)
     try:
         link.request("GET", path, headers=headers)
         response = link.getresponse()

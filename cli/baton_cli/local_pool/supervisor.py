@@ -188,7 +188,7 @@ class Supervisor:
             state = "ready" if self._view.ready else "waiting for nodes"
         requests = self._view.requests if self._view else None
         return TableRow(
-            "router", "router", self._router.pid, state, requests, self._plan.address.url
+            "router", "router", self._router.pid, state, requests, self._plan.address.shown
         )
 
     async def _end(self) -> None:

@@ -111,6 +111,12 @@ class UpOptions(
     port: int = option(
         8000, "port on which the router listens; 0: a free one", least=0, most=MAX_PORT
     )
+    uds: str = option(
+        "",
+        "unix socket on which the router listens instead of host and port; its owner and group may"
+        " connect",
+        metavar="PATH",
+    )
     store_memory: ByteSize = option(1 << 30, "memory of the embedded KV store", least=1 << 20)
     store_instances: int = option(
         1, "number of data servers of the embedded KV store, which share its memory", least=1

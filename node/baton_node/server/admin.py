@@ -123,7 +123,7 @@ class AdminRoutes:
             raise web.HTTPBadRequest(text="the simulated engine has no weights\n")
         # Clients know the model by the same name as before.
         name = settings.model_name()
-        changed = replace(settings, model=body.path, served_model_name=name)
+        changed = replace(settings, model=body.path, served_model_name=(name,))
         try:
             if not Path(body.path).exists():
                 raise SetupError(f"{body.path} does not exist on this node")

@@ -4,7 +4,7 @@
     GET /artifacts/{digest}  the model's tokenizer, config and template files
     GET /health              200 while this process runs, even before the engine is ready
     GET /ready               200 if the node accepts jobs, or would wake up for one; else 503
-    GET /metrics             Prometheus metrics
+    GET /metrics             Prometheus metrics; ?names=vllm: the load under vLLM's names
     POST /profile            a profile of the next steps; /start_profile, /stop_profile (`profiles`)
     POST /sleep, /wake_up    give the engine's memory back, and take it again (see `admin`)
     GET /is_sleeping
@@ -48,6 +48,7 @@ from baton_protocol.link import (
     to_node_codec,
 )
 from baton_protocol.store import NodeLoad, Speeds
+from baton_protocol.vllm_metrics import metric_names
 from baton_protocol.wire import WireError
 
 logger = logging.getLogger(__name__)
@@ -69,7 +70,9 @@ class NodeServer:
         self.use(settings, epoch, artifacts)
         self._admin = AdminRoutes(self)
         self.metrics = NodeMetrics(
-            NodeId(settings.node), self._figures, gpu_reader(settings.device)
+            *(NodeId(settings.node), self._figures, gpu_reader(settings.device)),
+            model=lambda: self._settings.model_name(),
+            block_size=settings.block_size,
         )
         self.service: Node | None = None
         hostname = urlsplit(settings.address).hostname
@@ -134,7 +137,12 @@ class NodeServer:
 
     async def metrics_page(self, request: web.Request) -> web.Response:
         headers = {"Content-Type": "text/plain; version=0.0.4"}
-        return web.Response(body=self.metrics.page(), headers=headers)
+        try:
+            names = metric_names(request.query.getall("names", []))
+        except ValueError as error:
+            raise web.HTTPBadRequest(text=f"{error}\n") from error
+        page = self.metrics.vllm_page if names == "vllm" else self.metrics.page
+        return web.Response(body=page(), headers=headers)
 
     def _figures(self) -> Load:
         if self.service is None:

@@ -21,6 +21,12 @@ from baton_protocol.ids import NodeId
 from baton_protocol.link import Load, RequestStats
 from baton_protocol.metrics import MetricSpec, families_of, metrics_of
 from baton_protocol.store import DataInstance, NodeLoad, Speeds
+from baton_protocol.vllm_metrics import (
+    CACHE_CONFIG,
+    CACHE_CONFIG_HELP,
+    CACHE_CONFIG_LABELS,
+    LOAD_ALIASES,
+)
 
 LOAD_METRICS, SPEED_METRICS = metrics_of(NodeLoad), metrics_of(Speeds)
 STORE_METRICS = metrics_of(DataInstance)  # once per data server
@@ -36,9 +42,18 @@ WAITS: dict[str, str] = {
 class NodeMetrics:
     """The metrics page, and histograms of the phases before a request's first token."""
 
-    def __init__(self, node: NodeId, read: Callable[[], Load], gpu: ReadGpu | None = None) -> None:
+    def __init__(
+        self,
+        node: NodeId,
+        read: Callable[[], Load],
+        gpu: ReadGpu | None = None,
+        model: Callable[[], str] = str,
+        block_size: int = 0,
+    ) -> None:
         self.registry = CollectorRegistry()
+        self._vllm = CollectorRegistry()
         self.registry.register(LoadCollector(node, read))
+        self._vllm.register(VllmCollector(node, read, model, block_size))
         if gpu is not None:
             self.registry.register(GpuCollector(node, gpu))
         self._waits = {
@@ -66,6 +81,10 @@ class NodeMetrics:
     def page(self) -> bytes:
         """Return the page. Call it in the server's event loop."""
         return generate_latest(self.registry)
+
+    def vllm_page(self) -> bytes:
+        """The load under vLLM's names."""
+        return generate_latest(self._vllm)
 
 
 class LoadCollector(Collector):
@@ -95,6 +114,35 @@ class LoadCollector(Collector):
         tasks = GaugeMetricFamily("baton_asyncio_tasks", "Tasks of the process.", labels=["node"])
         tasks.add_metric([self._node], len(asyncio.all_tasks()))
         yield tasks
+
+
+class VllmCollector(Collector):
+    """The load under vLLM's names, with its labels. `model` returns the model's name; a block has
+    `block_size` tokens."""
+
+    def __init__(
+        self, node: NodeId, read: Callable[[], Load], model: Callable[[], str], block_size: int
+    ) -> None:
+        self._node = node
+        self._model = model
+        self._block_size = block_size
+        self._read = read
+
+    def describe(self) -> Iterator[Metric]:
+        return iter(())
+
+    def collect(self) -> Iterator[Metric]:
+        load = self._read().load
+        for name, alias in LOAD_ALIASES.items():
+            kind = CounterMetricFamily if name.endswith("_total") else GaugeMetricFamily
+            family: CounterMetricFamily | GaugeMetricFamily
+            family = kind(name, alias.help_text, labels=["model_name", "engine"])
+            family.add_metric([self._model(), self._node], alias.value([load]))
+            yield family
+        cache = GaugeMetricFamily(CACHE_CONFIG, CACHE_CONFIG_HELP, labels=CACHE_CONFIG_LABELS)
+        sizes = (str(self._block_size), str(load.total_blocks))
+        cache.add_metric([self._model(), self._node, *sizes], 1.0)
+        yield cache
 
 
 class GpuCollector(Collector):

@@ -43,6 +43,7 @@ NODE_FLAGS = (
 ROUTER_FLAGS = (
     *_PROCESS,
     *_SECRET,
+    "uds",
     "tenant-secret",
     "handoff",
     "missing-role",

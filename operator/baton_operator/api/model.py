@@ -10,6 +10,7 @@ from baton_operator.api.cel import CelRule, given, matches, quoted, ruled
 from baton_operator.api.fields import MaybeName
 from baton_operator.api.record import Record
 from baton_operator.api.resources import Quantity, check_quantity
+from baton_operator.api.schema_extras import SET
 from baton_operator.api.secrets import SecretRef
 from baton_protocol.model_source import ModelSource, parse_source
 
@@ -48,17 +49,15 @@ ModelUri = Annotated[
         max_length=1024,
     ),
 ]
+_NAME = matches("[A-Za-z0-9][A-Za-z0-9._:/@+-]*")
+_NAME_CHARACTERS = (
+    "contains characters that are not allowed; write letters, digits and any of . _ : / @ + -, "
+    "such as org/model"
+)
 ModelName = Annotated[
-    str,
-    ruled(
-        CelRule(
-            f"self == '' || {matches('[A-Za-z0-9][A-Za-z0-9._:/@+-]*')}",
-            "contains characters that are not allowed; write letters, digits and any "
-            "of . _ : / @ + -, such as org/model",
-        ),
-        max_length=256,
-    ),
+    str, ruled(CelRule(f"self == '' || {_NAME}", _NAME_CHARACTERS), max_length=256)
 ]
+ModelAlias = Annotated[str, ruled(CelRule(_NAME, _NAME_CHARACTERS), max_length=256)]
 
 
 class ModelCache(Record, frozen=True, kw_only=True):
@@ -137,6 +136,15 @@ class ModelSpec(Record, frozen=True, kw_only=True):
             " repository."
         ),
     ] = ""
+    aliases: Annotated[
+        tuple[ModelAlias, ...],
+        Meta(
+            max_length=16,
+            description="More names under which clients may ask for the model. Answers show the"
+            " name.",
+            extra_json_schema=SET,
+        ),
+    ] = ()
     secret_ref: Annotated[
         SecretRef | None,
         Meta(description="Secret whose key `token` holds the hub's access token. Only for hf://."),

@@ -147,5 +147,10 @@ class PoolSpec(Record, frozen=True, kw_only=True):
         last = source.name if source else name_of_path(self.model.path)
         return self.model.name or last or self.engine.kind
 
+    @property
+    def model_names(self) -> tuple[str, ...]:
+        """The model's name in the API, and its aliases."""
+        return tuple(dict.fromkeys((self.model_name, *self.model.aliases)))
+
     def role(self, role: Role) -> RoleSpec:
         return {"prefill": self.prefill, "decode": self.decode}[role]

@@ -103,7 +103,7 @@ def _settings(pool: Pool) -> dict[str, str | int | None]:
         "pool": pool.key,
         "redis-index": store_settings(pool).index_url,
         # A router's flag and not a node's: a new name is no reason to load the model again.
-        "served-model-name": pool.spec.model_name,
+        "served-model-name": ",".join(pool.spec.model_names),
         "handoff": pool.spec.handoff,
         "missing-role": pool.spec.missing_role_policy,
         "api-keys": f"{KEYS_FOLDER}/{keys.key}" if keys is not None else None,

@@ -11,7 +11,7 @@ from __future__ import annotations
 import logging
 import math
 import secrets
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass
 from functools import cache
 
@@ -21,7 +21,7 @@ from aiohttp.typedefs import Handler, Middleware
 
 from baton_protocol.errors import BatonError, ErrorRecord, InternalError
 from baton_router.auth import Tenants
-from baton_router.errors import RequestFailed, error_record
+from baton_router.errors import RequestFailed, StartError, error_record
 from baton_router.http.browser_guard import BrowserGuard, check_type
 from baton_router.http.cors import Cors, is_preflight
 from baton_router.http.dialects import DIALECTS, client_dialect
@@ -35,6 +35,7 @@ from baton_router.http.headers import (
     PLACEMENT_HEADER,
 )
 from baton_router.http.json_response import json_response
+from baton_router.http.load_header import FORMAT_HEADER, LOAD_HEADER, is_known_format, load_text
 from baton_router.http.media_types import JSON_TYPE
 from baton_router.http.node_sleep import SleepRoutes
 from baton_router.http.observers import CLIENT_LEFT, CONTEXT
@@ -54,8 +55,9 @@ from baton_router.settings import RouterSettings
 
 # What begins so needs an API key, if keys are configured.
 KEYED = ("/v1/", "/requests/", TOKENIZE, DETOKENIZE, TOKENIZER_INFO)
-ADMINS = ("/pool", "/metrics")  # these need an admin's key
+ADMINS = ("/pool", "/load", "/metrics")  # these need an admin's key
 NODE_ADMINS = (COMMANDS, f"{RESET_PATH}/", f"{PREFIXES_PATH}/")  # these change what nodes do
+THIS_MACHINE = "localhost"  # the address of all clients of a unix socket
 RETRY_AFTER_S = 1
 ROUTER_DIGITS = 8
 _CODES = {404: "not_found", 405: "method_not_allowed"}
@@ -89,7 +91,7 @@ def build_app(api: Api) -> web.Application:
     cors = Cors(api.settings.cors_origins)
     guard = BrowserGuard(api.settings, cors)
     app = web.Application(middlewares=[_outer_middleware(api, guard, cors)])
-    app.on_response_prepare.append(_header_signal(cors))
+    app.on_response_prepare.append(_header_signal(cors, api.generation.observers.vllm.load))
     bodies, answer_s = api.generation.intake.bodies, api.settings.tunables.drain_answer_s
     drains = DrainRoutes(api.pool.fleet, bodies, api.clock, answer_s)
     prefixes = PrefixRoutes(api.pins, api.keeper, api.generation, lambda: api.tenants)
@@ -101,32 +103,47 @@ def build_app(api: Api) -> web.Application:
         clock=api.clock,
     )
     sleeps = SleepRoutes(api.pool.fleet, api.node_calls, bodies)
-    openapi = web.get("/openapi.json", _openapi)
     app.add_routes(
         [
             *(*api.generation.routes(), *api.pool.routes(), *drains.routes(), *sleeps.routes()),
             *(*PrefixCacheRoutes(api.pool.fleet).routes(), *prefixes.routes()),
-            *(*tokens.routes(), *api.responses.routes(), openapi),
+            *(*tokens.routes(), *api.responses.routes()),
+            web.get("/openapi.json", _openapi_handler(api.settings.root_path)),
         ],
     )
+    _check_root_path(api.settings.root_path, app)
     return app
 
 
+def _check_root_path(root_path: str, app: web.Application) -> None:
+    """Raise StartError if a route's own path begins with the root path, so that a request would
+    not tell which is meant."""
+    for resource in app.router.resources():
+        if root_path and resource.canonical.startswith(f"{root_path}/"):
+            raise StartError(
+                f"--root-path {root_path}: the route {resource.canonical} begins so; choose "
+                "another path"
+            )
+
+
 @cache
-def _document() -> bytes:
-    return msgspec.json.encode(document())
+def _document(root_path: str) -> bytes:
+    return msgspec.json.encode(document(root_path=root_path))
 
 
-async def _openapi(request: web.Request) -> web.Response:
-    return web.Response(body=_document(), content_type=JSON_TYPE)
+def _openapi_handler(root_path: str) -> Handler:
+    async def openapi(request: web.Request) -> web.Response:
+        return web.Response(body=_document(root_path), content_type=JSON_TYPE)
+
+    return openapi
 
 
 def _header_signal(
-    cors: Cors,
+    cors: Cors, load: Callable[[], Mapping[str, float]]
 ) -> Callable[[web.Request, web.StreamResponse], Awaitable[None]]:
     async def add_headers(request: web.Request, response: web.StreamResponse) -> None:
         """Add the headers of every answer just before it is sent: ids, placement, exactness,
-        CORS."""
+        load, CORS."""
         context = request.get(CONTEXT)
         if context is None:
             return  # not from the application; `connections` set its headers
@@ -139,6 +156,8 @@ def _header_signal(
             headers[PLACEMENT_HEADER] = placement
         if (exact := context.exact()) is not None:
             headers[EXACT_HEADER] = exact
+        if context.dialect and is_known_format(wanted := request.headers.get(FORMAT_HEADER, "")):
+            headers[LOAD_HEADER] = load_text(wanted, load())
         cors.add_headers(request, response)
 
     return add_headers
@@ -179,7 +198,8 @@ async def _answer(
         elif request.path in ADMINS:
             request[CONTEXT].tenant = api.tenants.admin(authorization)
         elif f"{request.path}/".startswith(NODE_ADMINS):
-            request[CONTEXT].tenant = api.tenants.node_admin(authorization, request.remote)
+            peer = THIS_MACHINE if api.settings.uds else request.remote
+            request[CONTEXT].tenant = api.tenants.node_admin(authorization, peer)
         if request.match_info.http_exception is None:
             check_type(request)
         response = await handler(request)

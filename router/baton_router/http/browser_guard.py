@@ -27,7 +27,8 @@ class BrowserGuard:
     """Refuses requests for a foreign host, and those that a foreign page sends."""
 
     def __init__(self, settings: RouterSettings, cors: Cors) -> None:
-        self._hosts = Hosts(settings.host, settings.allowed_hosts)
+        # Browsers reach no unix socket, and the router cannot know the names of a proxy before it.
+        self._hosts = Hosts("" if settings.uds else settings.host, settings.allowed_hosts)
         self._cors = cors
 
     def check(self, request: web.Request) -> None:

@@ -23,6 +23,7 @@ from baton_protocol.errors import ErrorRecord, InternalError
 from baton_router.http.headers import ID_HEADER, OWN_ID_HEADER, PLACEMENT_HEADER
 from baton_router.http.media_types import JSON_TYPE
 from baton_router.http.plain_path import with_plain_path
+from baton_router.http.unix_socket import UnixSocket
 from baton_router.openai.answers import ErrorAnswer
 from baton_router.requests.context import refusal_line
 
@@ -40,11 +41,12 @@ logger = logging.getLogger(__name__)
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ConnectionSettings:
     """Timeouts for headers and for idle connections, in seconds. `new_id` makes an id for the
-    answer to bytes that are not a request."""
+    answer to bytes that are not a request. `root_path` is left out of the paths of requests."""
 
     header_timeout_s: float
     idle_timeout_s: float
     new_id: Callable[[], str]
+    root_path: str = ""
 
 
 class HttpServer:
@@ -54,6 +56,7 @@ class HttpServer:
         self._app = web.AppRunner(app)  # starts and ends the application; it has no site
         self._settings = settings
         self._listeners: list[asyncio.Server] = []
+        self._unix: UnixSocket | None = None
         self._server: _Server
         self.runner: web.ServerRunner
 
@@ -71,8 +74,18 @@ class HttpServer:
         self._listeners.append(listener)
         return int(listener.sockets[0].getsockname()[1])
 
+    async def listen_unix(self, path: str) -> None:
+        """Listen on a unix socket. Raise OSError."""
+        self._unix = UnixSocket(path)
+        loop = asyncio.get_running_loop()
+        self._listeners.append(
+            await loop.create_unix_server(self._server, sock=self._unix.listener, backlog=BACKLOG)
+        )
+
     async def stop_listening(self) -> None:
         """Accept no more connections. Accepted ones continue. Idempotent."""
+        if self._unix is not None:
+            self._unix.remove()
         listeners, self._listeners = self._listeners, []
         loop = asyncio.get_running_loop()
         for listener in listeners:
@@ -96,7 +109,7 @@ class _Server(web.Server):
         super().__init__(
             self._tracked(app.request_handler),
             request_factory=lambda message, *rest: app.request_factory(
-                with_plain_path(message), *rest
+                with_plain_path(message, settings.root_path), *rest
             ),
             handler_cancellation=True,
         )

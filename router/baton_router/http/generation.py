@@ -112,6 +112,7 @@ class GenerationRoutes:
         """Answer the call of this body, which is released once its prompts are ids."""
         if self.draining:
             raise Unavailable("the router is shutting down; send the request again")
+        self._force_usage(call)
         ranking = self._requested_ranking(request)
         if wish is not None:
             self.resumes.check(call)
@@ -211,6 +212,7 @@ class GenerationRoutes:
         dialect = DIALECTS[head.route]
         serving = self.fleet.offers.of_kind(head.kind, head.model)
         call = await asyncio.to_thread(dialect.parse, bytearray(head.body))
+        self._force_usage(call)
         kept = await self.resumes.claim(head, seen)
         assert kept.resumed is not None, "a claimed stream has a state"
         deadline = self.clock() + self.settings.request_timeout_s
@@ -284,6 +286,10 @@ class GenerationRoutes:
         finally:
             kept.close()
             self._count_answering(-1)
+
+    def _force_usage(self, call: Call) -> None:
+        if call.options.stream and self.settings.enable_force_include_usage:
+            call.options.add_usage()
 
     def _requested_ranking(self, request: web.Request) -> Ranking | None:
         """The placement policy in the request's header, if the settings allow it."""

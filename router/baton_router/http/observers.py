@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from aiohttp import web
 
 from baton_router.metrics.router_metrics import RouterMetrics
+from baton_router.metrics.vllm_names import VllmNames
 from baton_router.observability.explanation import ExplanationHistory
 from baton_router.observability.request_log import log_request
 from baton_router.observability.tracing import Tracing
@@ -22,9 +23,10 @@ logger = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Observers:
-    """`refused` counts errors by code."""
+    """`vllm` has the figures under vLLM's names. `refused` counts errors by code."""
 
     metrics: RouterMetrics
+    vllm: VllmNames
     refused: Callable[[str], None]
     explanations: ExplanationHistory
     tracing: Tracing

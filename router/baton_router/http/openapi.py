@@ -10,7 +10,6 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from importlib.metadata import version
 from types import UnionType
 from typing import Any, Literal, get_args
 
@@ -30,6 +29,7 @@ from baton_protocol.errors import (
     Unavailable,
 )
 from baton_protocol.store import Exact
+from baton_protocol.vllm_metrics import METRIC_NAMES
 from baton_router.anthropic.answers import (
     CountedTokens,
     Message,
@@ -50,6 +50,7 @@ from baton_router.http.readiness import Health, Readiness
 from baton_router.http.responses import CANCEL as CANCEL_RESPONSE
 from baton_router.http.responses import INPUT_ITEMS, INPUT_TOKENS
 from baton_router.http.responses import ONE as ONE_RESPONSE
+from baton_router.http.server_info import ServerLoad, Version
 from baton_router.http.token_routes import (
     CHAT_RENDER,
     COMPLETIONS_RENDER,
@@ -126,7 +127,6 @@ PARAMETERS: Mapping[str, str] = {
 }
 INFO: Json = {
     "title": "Baton",
-    "version": version("baton-serve"),
     "description": "OpenAI's API and Anthropic's Messages API for the models of one pool, and the "
     "routes for its operators. "
     "API keys are required only if the router has a file of keys.",
@@ -137,14 +137,18 @@ SECURITY: Json = {
     "key": {
         "type": "http",
         "scheme": "bearer",
-        "description": "A tenant's API key. `/pool`, `/metrics`, `/nodes` and `/prefixes` need an "
-        "admin key; the last two also accept the pool's link token.",
+        "description": "A tenant's API key. `/pool`, `/load`, `/metrics`, `/nodes` and `/prefixes` "
+        "need an admin key; the last two also accept the pool's link token.",
     }
 }
 
 ALL_NODES: Json = {
     "description": "Check every node, and list those that are not ready.",
     "schema": {"type": "string", "enum": ["1", "true", "0", "false"], "default": "0"},
+}
+WHOSE_NAMES: Json = {
+    "description": "Whose names the metrics have.",
+    "schema": {"type": "string", "enum": list(METRIC_NAMES), "default": METRIC_NAMES[0]},
 }
 NO_EFFECT: Json = {
     "description": "No effect: running requests do not hinder a reset.",
@@ -509,6 +513,35 @@ OPERATIONS = (
         answers={200: Readiness, 503: Readiness},
         query={"all": ALL_NODES},
     ),
+    *(
+        OpenAPIOperation(
+            method=method,
+            path="/ping",
+            tag="health",
+            summary="Can the router serve a request now? (SageMaker)",
+            description="As `/ready` without `all`.",
+            answers={200: Readiness, 503: Readiness},
+        )
+        for method in ("GET", "POST")
+    ),
+    OpenAPIOperation(
+        method="GET",
+        path="/version",
+        tag="health",
+        summary="Baton's version",
+        description="The version of the router.",
+        answers={200: Version},
+    ),
+    OpenAPIOperation(
+        method="GET",
+        path="/load",
+        tag="operations",
+        summary="Number of requests that are being answered",
+        description="Counts the generation requests of this router that are held, queued, running "
+        "or being written.",
+        answers={200: ServerLoad},
+        errors=_KEYED,
+    ),
     OpenAPIOperation(
         method="GET",
         path="/metrics",
@@ -517,6 +550,7 @@ OPERATIONS = (
         description="The router's metrics in Prometheus' text format.",
         answers={200: None},
         errors=_KEYED,
+        query={"names": WHOSE_NAMES},
     ),
     OpenAPIOperation(
         method="GET",
@@ -635,8 +669,9 @@ OPERATIONS = (
 )
 
 
-def document(operations: Sequence[OpenAPIOperation] = OPERATIONS) -> Json:
-    """The same document for every router, whatever its settings."""
+def document(operations: Sequence[OpenAPIOperation] = OPERATIONS, *, root_path: str = "") -> Json:
+    """The same document for every router, whatever its settings; `root_path` is the path at which
+    clients find it."""
     paths: dict[str, Json] = {}
     for operation in operations:
         paths.setdefault(operation.path, {})[operation.method.lower()] = operation.json()
@@ -644,7 +679,7 @@ def document(operations: Sequence[OpenAPIOperation] = OPERATIONS) -> Json:
         "openapi": OPENAPI,
         "info": INFO,
         # Relative to the router that serves the document.
-        "servers": [{"url": "/"}],
+        "servers": [{"url": root_path or "/"}],
         "tags": [{"name": name, "description": text} for name, text in TAGS.items()],
         "paths": paths,
         "components": {

@@ -1,6 +1,7 @@
 """The path that a client means.
 
-In: a request as it was sent. Out: the request without the slashes too many of a careless base URL.
+In: a request as it was sent. Out: the request without the slashes too many of a careless base URL,
+and without the path of a proxy.
 """
 
 from __future__ import annotations
@@ -14,14 +15,21 @@ _SLASHES = re.compile("/{2,}")
 COMMANDS = "/nodes/"
 
 
-def with_plain_path(message: RawRequestMessage) -> RawRequestMessage:
+def with_plain_path(message: RawRequestMessage, root: str = "") -> RawRequestMessage:
     """The request with the path that its client means: `//v1/models` and `/v1/models/` come from a
-    base URL with a slash too many. The query stays as it is."""
+    base URL with a slash too many, `/llm/v1/models` from a proxy that passes the path `root` on.
+    The query stays as it is."""
     path = message.path.partition("?")[0]
-    if not path.startswith("/") or not ("//" in path or path.endswith("/")):
+    if not path.startswith("/"):
         return message
-    plain = _SLASHES.sub("/", path).rstrip("/") or "/"
-    if plain == path or f"{plain}/".startswith(COMMANDS):
+    plain = path
+    if "//" in path or path.endswith("/"):
+        plain = _SLASHES.sub("/", path).rstrip("/") or "/"
+    if root and f"{plain}/".startswith(f"{root}/"):
+        plain = plain[len(root) :] or "/"
+    if plain == path:
+        return message
+    if f"{plain}/".startswith(COMMANDS) and path != root + plain:
         return message
     url = message.url.with_path(plain, encoded=True, keep_query=True)
     return message._replace(path=plain + message.path[len(path) :], url=url)

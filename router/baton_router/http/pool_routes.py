@@ -13,6 +13,8 @@ from dataclasses import dataclass, field
 
 from aiohttp import web
 
+from baton_protocol.errors import InvalidRequest
+from baton_protocol.vllm_metrics import metric_names
 from baton_router.anthropic.answers import ModelInfo, ModelPage
 from baton_router.http.generation import GenerationRoutes
 from baton_router.http.headers import VERSION_HEADER
@@ -21,6 +23,7 @@ from baton_router.http.media_types import JSON_TYPE, TEXT_TYPE
 from baton_router.http.observers import CONTEXT, Observers
 from baton_router.http.pool_status import RouterStatus, pool_status
 from baton_router.http.readiness import Health, Readiness, all_nodes_readiness, not_ready, wants_all
+from baton_router.http.server_info import VERSION, ServerLoad, Version
 from baton_router.nodes.fleet import Fleet
 from baton_router.nodes.link_table import LinkTable
 from baton_router.observability.explanation import encode_explanation
@@ -50,6 +53,10 @@ class PoolRoutes:
             web.get("/v1/models/{model:.+}", self.model),
             web.get("/health", self.health),
             web.get("/ready", self.ready),
+            web.get("/ping", self.ping),
+            web.post("/ping", self.ping),
+            web.get("/version", self.version),
+            web.get("/load", self.load),
             web.get("/metrics", self.metrics_page),
             web.get("/pool", self.pool),
             web.get("/requests/{id}", self.explained),
@@ -81,10 +88,25 @@ class PoolRoutes:
             answer = all_nodes_readiness(reason, late)
         return json_response(answer, status=200 if answer.ready else 503)
 
+    async def ping(self, request: web.Request) -> web.Response:
+        """As `ready` about the pool: SageMaker sends requests once this is 200."""
+        reason = self.generation.why_unready()
+        answer = Readiness(ready=reason is None, reason=reason or "")
+        return json_response(answer, status=200 if answer.ready else 503)
+
+    async def version(self, request: web.Request) -> web.Response:
+        return json_response(Version(version=VERSION))
+
+    async def load(self, request: web.Request) -> web.Response:
+        return json_response(ServerLoad(server_load=self.generation.answering))
+
     async def metrics_page(self, request: web.Request) -> web.Response:
-        return web.Response(
-            body=self.observers.metrics.page(), headers={"Content-Type": METRICS_TYPE}
-        )
+        try:
+            names = metric_names(request.query.getall("names", []))
+        except ValueError as error:
+            raise InvalidRequest(str(error), param="names") from error
+        page = self.observers.vllm.page if names == "vllm" else self.observers.metrics.page
+        return web.Response(body=page(), headers={"Content-Type": METRICS_TYPE})
 
     async def pool(self, request: web.Request) -> web.Response:
         own = RouterStatus(

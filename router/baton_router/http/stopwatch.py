@@ -1,7 +1,7 @@
 """Measures the latencies of one call.
 
-In: batches of deltas as they are written. Out: the metrics of first tokens, gaps and whole answers,
-and the context's time to the first token.
+In: batches of deltas as they are written. Out: the metrics of first tokens, gaps, ends of choices
+and whole answers, and the context's time to the first token.
 """
 
 from __future__ import annotations
@@ -30,6 +30,8 @@ class Stopwatch:
     def record_batch(self, batch: Batch) -> None:
         now, last, tokens = self._clock(), self._last, 0
         for slot, delta in batch:
+            if delta.finish is not None:
+                self._metrics.finished(delta.finish)
             if not delta.ids:
                 continue
             tokens += len(delta.ids)

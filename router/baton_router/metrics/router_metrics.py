@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from typing import Literal
+from typing import Literal, get_args
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
@@ -16,6 +16,7 @@ from prometheus_client.registry import Collector
 
 from baton_protocol.link import RequestStats
 from baton_protocol.metrics import families_of, metrics_of
+from baton_protocol.sampling import FinishReason
 from baton_protocol.store import NodeLoad
 from baton_router.metrics.demand import DemandCounter
 from baton_router.metrics.timings import Timings
@@ -44,6 +45,14 @@ class RouterMetrics:
             ("endpoint", "code"),
             registry=self.registry,
         )
+        finished = Counter(
+            "baton_router_finished_total",
+            "Choices that ended, by the reason: stop, or the limit on their length.",
+            ("finished_reason",),
+            registry=self.registry,
+        )
+        reasons: tuple[FinishReason, ...] = get_args(FinishReason)
+        self._finished = {reason: finished.labels(reason) for reason in reasons}
         self._placements = Counter(
             "baton_router_placements_total",
             "Placed requests by the reason of their placement.",
@@ -179,6 +188,9 @@ class RouterMetrics:
 
     def delivered(self, tokens: int) -> None:
         self._demand.delivered(tokens)
+
+    def finished(self, reason: FinishReason) -> None:
+        self._finished[reason].inc()
 
     def measured(self, stats: RequestStats, attempt: int, *, opening: bool) -> None:
         """Record a node's figures. `opening`: these are the first of the attempt."""

@@ -41,14 +41,15 @@ class Serving:
 
 
 class ModelOffers:
-    """The offers of the ready nodes, by kind. `served_name` replaces the models' own names."""
+    """The offers of the ready nodes, by kind. `served_names`, if there are any, replace the models'
+    own names; answers show the first of them."""
 
     def __init__(
-        self, view: PoolView, models: ModelStore, served_name: str | None, rng: random.Random
+        self, view: PoolView, models: ModelStore, served_names: Sequence[str], rng: random.Random
     ) -> None:
         self._view = view
         self._models = models
-        self._served_name = served_name
+        self._served_names = tuple(served_names)
         self._rng = rng
         self._last: list[Serving] = []  # the last known offer
         self._cached: deque[tuple[Sequence[NodeView], Serving]] = deque(maxlen=KEPT_OFFERS)
@@ -107,8 +108,8 @@ class ModelOffers:
 
     def names(self) -> list[str]:
         """Names of the served models, even while their nodes are away."""
-        if self._served_name:
-            return [self._served_name]
+        if self._served_names:
+            return list(self._served_names)
         return list(
             dict.fromkeys(name for serving in self.current_or_last() for name in serving.names)
         )
@@ -133,7 +134,7 @@ class ModelOffers:
         if model is None:
             return None
         model_names = tuple(dict.fromkeys(report.model for report in reports))
-        names = (self._served_name,) if self._served_name else model_names
+        names = self._served_names or model_names
         offer = Serving(
             kind=nodes[0].kind,
             model=model,
@@ -156,7 +157,9 @@ class ModelOffers:
         drawn = matching[0]
         if len(matching) > 1:
             [drawn] = self._rng.choices(matching, [serving.weight for serving in matching])
-        return replace(drawn, name=wanted) if wanted not in (None, "", drawn.name) else drawn
+        if self._served_names or wanted in (None, "", drawn.name):
+            return drawn
+        return replace(drawn, name=wanted)
 
     def remember_offer(self) -> None:
         """Remember the current offer, for requests that come while no node is ready."""

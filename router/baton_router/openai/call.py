@@ -54,7 +54,7 @@ class Truncation:
         return self.tokens is None or len(ids) >= self.tokens
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(slots=True, kw_only=True)
 class Options:
     """How to answer. `token_id_names`: logprobs name tokens `token_id:7`. `generates` is False if
     the call only asks about its prompt."""
@@ -79,6 +79,10 @@ class Options:
             token_id_names=fields.return_tokens_as_token_ids,
             generates=generates,
         )
+
+    def add_usage(self) -> None:
+        """Show the usage in each event of a stream, whatever the client asked for."""
+        self.include_usage = self.continuous_usage = True
 
 
 class Shape(Protocol):

@@ -50,6 +50,7 @@ from baton_router.metrics.admission_metrics import AdmissionMetrics
 from baton_router.metrics.demand import DemandCounter
 from baton_router.metrics.load_report import LoadReporter
 from baton_router.metrics.router_metrics import RouterMetrics
+from baton_router.metrics.vllm_names import VllmNames
 from baton_router.nodes.discovery import Discovery
 from baton_router.nodes.fleet import Fleet
 from baton_router.nodes.link import NodeLink
@@ -144,7 +145,7 @@ class Router:
     def _warn_if_open(self) -> None:
         """Warn about a router without keys on a public address."""
         settings = self.settings
-        if settings.api_keys or is_loopback(settings.host):
+        if settings.api_keys or settings.uds or is_loopback(settings.host):
             return
         logger.warning(
             "this router listens on %s without API keys, so anyone who reaches it can use the "
@@ -219,6 +220,11 @@ class Router:
         self.admission.use_limits(tenants, limits)
         observers = Observers(
             metrics=metrics,
+            vllm=VllmNames(
+                *(self.view, self._demand, metrics.registry),
+                names=self.fleet.offers.names,
+                held=lambda: self.report().held,
+            ),
             refused=admission_metrics.rejected,
             explanations=ExplanationHistory(settings.explain_requests, clock),
             tracing=Tracing(self._spans, clock),
@@ -355,24 +361,27 @@ class Router:
         return self._demand.report(len(in_flight) - held, waiting)
 
     async def _listen(self) -> None:
-        host, port = self.settings.host, self.settings.port
+        settings = self.settings
         server = HttpServer(
             build_app(self.api),
             ConnectionSettings(
                 header_timeout_s=self.settings.header_timeout_s,
                 idle_timeout_s=self.settings.idle_timeout_s,
                 new_id=self.api.new_id,
+                root_path=self.settings.root_path,
             ),
         )
         await server.setup()
         self._server = server
         try:
-            self.port = await server.listen(host, port)
+            if settings.uds:
+                await server.listen_unix(settings.uds)
+            else:
+                self.port = await server.listen(settings.host, settings.port)
         except OSError as error:
-            raise ListenError(host, port, error) from error
-        logger.info(
-            "router of pool %r listens on http://%s:%d", self.settings.pool, host, self.port
-        )
+            raise ListenError(settings.listens, error) from error
+        address = settings.listens if settings.uds else f"http://{settings.host}:{self.port}"
+        logger.info("router of pool %r listens on %s", settings.pool, address)
 
     async def _close(self) -> None:
         await self._end_running()

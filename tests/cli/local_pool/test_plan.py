@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import os
 import shlex
@@ -19,7 +20,7 @@ from baton_cli.errors import CommandError
 from baton_cli.local_pool.chat_answer import ChatAnswer
 from baton_cli.local_pool.children import ChildSpec
 from baton_cli.local_pool.gpus import Gpu, Memory
-from baton_cli.local_pool.router_client import RouterAddress
+from baton_cli.local_pool.router_client import RouterAddress, get_page
 from baton_cli.local_pool.store import StoreUrls
 from baton_cli.local_pool.supervisor import PoolPlan
 from baton_cli.main import read_command
@@ -147,13 +148,14 @@ def test_a_write_behind_bandwidth_of_zero_is_accepted() -> None:
 
 
 def test_the_router_gets_its_address_hand_off_and_placement_options() -> None:
-    options = replace(SIM, handoff="always", handoff_min_tokens=7, served_model_name="m")
+    options = replace(SIM, handoff="always", handoff_min_tokens=7, served_model_name=("m", "n"))
     options = replace(options, placement="prefix", allow_policy_header=True)
     command, child = child_options(plan_of(options).router)
     assert command == "router"
     assert isinstance(child, RouterOptions)
     assert (child.host, child.port, child.pool) == ("127.0.0.1", 8123, "p")
-    assert (child.handoff, child.handoff_min_tokens, child.served_model_name) == ("always", 7, "m")
+    assert (child.handoff, child.handoff_min_tokens) == ("always", 7)
+    assert child.served_model_name == ("m", "n")
     assert (child.placement, child.allow_policy_header) == ("prefix", True)
     settings = router_settings(child)
     settings.check()
@@ -246,6 +248,20 @@ def test_nodes_serve_the_names_of_the_parsers_given_to_up(
     assert files == served(plain)
 
 
+def test_a_router_has_several_model_names_and_a_node_one() -> None:
+    names = ("--served-model-name", "a", "org/b", "--served-model-name=c")
+    _, router = read_command(["router", *names, "--nodes", "http://127.0.0.1:1"], {})
+    assert isinstance(router, RouterOptions)
+    assert router_settings(router).served_model_name == ("a", "org/b", "c")
+    options = replace(SIM, served_model_name=("a", "b"))
+    for spec in plan_of(options).nodes:
+        _, node = child_options(spec)
+        assert isinstance(node, NodeOptions)
+        assert node_settings(node, "decode").model_name() == "a"
+    with pytest.raises(CommandError, match="--served-model-name a b: a node reports one name"):
+        node_settings(NodeOptions(engine="sim", served_model_name=("a", "b")), "decode")
+
+
 @pytest.mark.parametrize("flag", ["tool_parser", "reasoning_parser"])
 def test_an_unknown_parser_is_refused(flag: str) -> None:
     unknown: dict[str, Any] = {flag: "nope"}
@@ -257,9 +273,11 @@ def test_up_settles_model_folder_name_and_dtype(tiny_model: Callable[[str], Path
     folder = tiny_model("llama-gqa1")
     settled = settle(UpOptions(model=os.path.relpath(folder)))
     assert settled.model == str(folder)
-    assert settled.served_model_name == "llama-gqa1"
+    assert settled.served_model_name == ("llama-gqa1",)
     assert settled.dtype == "float32"  # as its config says
-    assert settle(UpOptions(model=str(folder), served_model_name="x")).served_model_name == "x"
+    assert settle(UpOptions(model=str(folder), served_model_name=("x",))).served_model_name == (
+        "x",
+    )
 
 
 def test_a_node_without_a_model_is_refused() -> None:
@@ -292,12 +310,34 @@ def test_an_answer_is_shown_with_its_placement_and_timings() -> None:
 
 
 def test_the_ready_message_holds_a_curl_command() -> None:
-    options, address = replace(SIM, served_model_name="m"), RouterAddress("127.0.0.1", 8123)
+    options, address = replace(SIM, served_model_name=("m",)), RouterAddress("127.0.0.1", 8123)
     shown = show_ready(options, address, 1.0, "chunks: such and such")
     assert "\nchunks: such and such\n" in shown
     assert "ready after 1.0 s: http://127.0.0.1:8123/v1 serves m;" in shown
     assert "curl http://127.0.0.1:8123/v1/chat/completions" in shown
     assert "Authorization" not in shown
+
+
+@pytest.mark.integration
+async def test_up_passes_a_unix_socket_on_and_asks_the_router_there(tmp_path: Path) -> None:
+    options = replace(SIM, uds="/run/baton/router.sock")
+    plan = plan_of(options)
+    _, child = child_options(plan.router)
+    assert isinstance(child, RouterOptions)
+    assert router_settings(child).uds == options.uds
+    shown = show_ready(options, plan.address, 1.0, "")
+    assert "http://localhost/v1 on unix:/run/baton/router.sock serves" in shown
+    assert "--unix-socket /run/baton/router.sock" in shown.partition("try: ")[2]
+
+    async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        head = (await reader.readuntil(b"\r\n\r\n")).decode()
+        body = head.split()[1].encode()
+        writer.write(b"HTTP/1.1 200 OK\r\nContent-Length: %d\r\n\r\n%b" % (len(body), body))
+        writer.close()
+
+    address = RouterAddress("", 0, uds=str(tmp_path / "router.sock"))
+    async with await asyncio.start_unix_server(answer, address.uds):
+        assert await asyncio.to_thread(get_page, address, "/ready") == (200, b"/ready")
 
 
 def test_the_curl_command_shows_where_the_api_key_goes() -> None:

@@ -16,6 +16,7 @@ from baton_protocol.ids import Epoch, NodeId
 from baton_protocol.link import Load
 from baton_protocol.metrics import metrics_of
 from baton_protocol.store import DataInstance, NodeLoad, Speeds
+from baton_protocol.vllm_metrics import CACHE_CONFIG, LOAD_ALIASES
 from tests.support.nodes.request_tables import metric_values
 
 # A row of the documented table of node metrics.
@@ -47,6 +48,20 @@ async def test_metrics_have_the_figures_of_the_last_load_and_the_node_s_name() -
     assert values["baton_kv_behind_skipped_total", labels] == 4
     assert values["baton_decode_step_milliseconds", labels] == 1.5
     assert values["baton_kv_get_latency_milliseconds", labels] == 0.25
+
+
+async def test_the_load_has_vllms_names_and_labels_on_a_page_of_its_own() -> None:
+    loads = NodeLoad(running=3, waiting=1, parked=2, total_blocks=8, free_blocks=2)
+    report = Load(Epoch("e"), "ready", Speeds(), loads)
+    metrics = NodeMetrics(NodeId("p0"), lambda: report, model=lambda: "m", block_size=16)
+    values = samples(metrics.vllm_page())
+    labels = frozenset({("engine", "p0"), ("model_name", "m")})
+    expected = {"num_requests_running": 3, "num_requests_waiting": 3, "kv_cache_usage_perc": 0.75}
+    assert {name: values[f"vllm:{name}", labels] for name in expected} == expected
+    cache = labels | {("block_size", "16"), ("num_gpu_blocks", "8")}
+    assert values[CACHE_CONFIG, cache] == 1
+    assert {name for name, _ in values} == {*LOAD_ALIASES, CACHE_CONFIG}
+    assert b"vllm" not in metrics.page()
 
 
 async def test_counters_by_position_are_samples_of_one_metric() -> None:

@@ -65,6 +65,7 @@ ALL_NODES = NODES + SCALER_NODES
 MERGED = {
     "spec.router.httpRoute.parentRefs": ["name", "namespace", "sectionName"],
     "spec.router.httpRoute.hostnames": "set",
+    "spec.model.aliases": "set",
     "status.conditions": ["type"],
 }
 

@@ -213,5 +213,13 @@ def test_the_served_model_name_is_configured_or_comes_from_the_source(
     assert f"--served-model-name={name}" in router["args"]
 
 
+def test_the_router_gets_each_alias_of_the_model_once() -> None:
+    model = {"path": "/models/m", "aliases": ["org/m", "m", "gpt-4"]}
+    [router] = templates(build_pool(sample_pool("torch", model=model)))["qwen-router"]["spec"][
+        "containers"
+    ]
+    assert "--served-model-name=m,org/m,gpt-4" in router["args"]
+
+
 def test_a_simulated_pool_without_a_model_serves_the_name_sim() -> None:
     assert sample_pool("sim").spec.model_name == "sim"

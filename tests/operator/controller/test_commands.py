@@ -183,7 +183,7 @@ def test_the_router_gets_the_index_of_the_nodes_and_the_hand_off_settings(name: 
     assert (router.index_url, router.pool) == (node.index_url, node.pool)
     spec = sample_pool(name).spec
     assert (router.handoff, router.missing_role) == (spec.handoff, spec.missing_role_policy)
-    assert router.served_model_name == sample_pool(name).spec.model_name
+    assert router.served_model_name == sample_pool(name).spec.model_names
 
 
 def test_only_the_router_gets_the_api_keys_and_the_tenant_secret() -> None:

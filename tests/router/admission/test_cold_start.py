@@ -170,7 +170,7 @@ async def test_a_chat_with_min_tokens_is_held_while_no_model_limits_its_length()
 
 
 async def test_a_request_for_an_unknown_model_name_is_not_held() -> None:
-    async with pool_without_nodes(served_model_name="mine") as (client, _):
+    async with pool_without_nodes(served_model_name=("mine",)) as (client, _):
         status, reply, _ = await client.post("/v1/completions", BODY | {"model": "yours"})
         assert (status, reply["error"]["code"]) == (404, "model_not_found")
         assert [model["id"] for model in (await client.get("/v1/models"))[1]["data"]] == ["mine"]

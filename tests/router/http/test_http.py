@@ -215,12 +215,23 @@ async def test_metrics_contain_the_router_s_and_its_nodes_counters(decode: FakeN
 
 
 async def test_a_request_without_a_model_name_gets_the_pool_s_model(decode: FakeNode) -> None:
-    async with pools.running(decode, served_model_name="mine") as client:
+    async with pools.running(decode, served_model_name=("mine",)) as client:
         for model in (None, "", "mine"):
             body = {"prompt": "x", "max_tokens": 1, "model": model}
             assert (await client.post(COMPLETIONS, body))[1]["model"] == "mine"
         body = {"prompt": "x", "model": "fake-model"}
         assert (await client.post(COMPLETIONS, body))[0] == 404
+
+
+async def test_usage_in_each_event_may_be_forced(decode: FakeNode) -> None:
+    async with pools.running(decode, enable_force_include_usage=True) as client:
+        for options in (None, {"include_usage": False}):
+            *events, end = await pools.stream_events(client, stream_options=options)
+            assert (end, events[-1]["choices"]) == ("[DONE]", [])
+            counts = [event["usage"]["completion_tokens"] for event in events]
+            assert counts == sorted(counts)
+            assert counts[-1] == len(pools.REPLY)
+        assert pools.text_of(await pools.completing(client)) == pools.REPLY
 
 
 async def test_default_seeds_differ_and_a_client_s_seed_is_kept(decode: FakeNode) -> None:

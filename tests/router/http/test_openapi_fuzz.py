@@ -14,6 +14,7 @@ from typing import Any
 import jsonschema_rs
 import pytest
 
+from baton_router.http.openapi import OPERATIONS
 from tests.support.clients.http import events, exchange, text_of
 from tests.support.pools.leaks import settle
 from tests.support.pools.processes import SIM, Cluster
@@ -69,9 +70,11 @@ def check(cluster: Cluster, folder: Path, min_cases: int, *flags: str) -> None:
     cases = report["test_cases"]
     assert cases["generated"] >= min_cases
     assert (cases["with_failures"], cases["errored"], report["errors"]) == (0, 0, [])
-    assert report["operations"]["tested"] == report["operations"]["total"] == 28
-    assert set(served(cluster.url)) == {"chat", "completions", "responses"}, (
-        "some requests of each endpoint must succeed"
+    # Schemathesis leaves out the route of the document itself.
+    assert report["operations"]["tested"] == report["operations"]["total"] == len(OPERATIONS) - 1
+    # Ids of a generated body are seldom in the vocabulary.
+    assert set(served(cluster.url)) >= {"chat", "completions", "responses"}, (
+        "some requests of these endpoints must succeed"
     )
     settle(cluster)
 

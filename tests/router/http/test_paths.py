@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 from baton_protocol.link import DrainNode
+from baton_router.errors import StartError
 from tests.router import pools
 from tests.support.clients.raw_http import JSON_TYPE, raw_request
 from tests.support.nodes.fake_node import FakeNode
@@ -102,6 +103,63 @@ async def test_a_path_with_a_slash_too_many_needs_the_same_key(
     async with pools.running(decode, api_keys=str(keys)) as client:
         status, _ = await ask(client.router.port, "GET", path)
     assert status == 401
+
+
+@pytest.mark.parametrize(
+    ("path", "status"),
+    [
+        ("/v1/models", 200),
+        ("/team/llm/v1/models", 200),
+        ("//team/llm//v1/models/", 200),
+        ("/team/llm/metrics?names=vllm", 200),
+        ("/team/llm", 404),
+        ("/team/llm/", 404),
+        ("/team/llm2/v1/models", 404),
+        ("/team/v1/models", 404),
+        ("/team/llm/team/llm/v1/models", 404),
+    ],
+)
+async def test_routes_work_with_and_without_the_root_path(
+    decode: FakeNode, path: str, status: int
+) -> None:
+    async with pools.running(decode, root_path="/team/llm") as client:
+        assert (await ask(client.router.port, "GET", path))[0] == status
+
+
+@pytest.mark.parametrize(
+    ("path", "status"),
+    [("/llm/nodes/decode-0/drain", 200), ("/llm//nodes/decode-0/drain", 404)],
+)
+async def test_a_command_below_the_root_path_needs_its_exact_path(
+    decode: FakeNode, path: str, status: int
+) -> None:
+    async with pools.running(decode, root_path="/llm") as client:
+        assert (await ask(client.router.port, "POST", path))[0] == status
+        assert len(decode.got_of(DrainNode)) == (status == 200)
+
+
+async def test_a_path_below_the_root_path_needs_the_same_key(
+    decode: FakeNode, tmp_path: Path
+) -> None:
+    keys = tmp_path / "keys"
+    keys.write_text("alice the-only-key-of-this-test\n")
+    async with pools.running(decode, root_path="/llm", api_keys=str(keys)) as client:
+        for path in ("/llm/v1/models", "/llm/pool", "/llm//metrics", "/llm/requests/x"):
+            assert (await ask(client.router.port, "GET", path))[0] == 401
+
+
+async def test_the_document_names_the_root_path(decode: FakeNode) -> None:
+    for root_path, url in (("", "/"), ("/llm", "/llm")):
+        async with pools.running(decode, root_path=root_path) as client:
+            openapi = (await client.get("/openapi.json"))[1]
+        assert openapi["servers"] == [{"url": url}]
+
+
+@pytest.mark.parametrize("root_path", ["/v1", "/v1/chat", "/nodes"])
+async def test_a_root_path_that_begins_a_route_is_refused(decode: FakeNode, root_path: str) -> None:
+    with pytest.raises(StartError, match=f"--root-path {root_path}: the route {root_path}/"):
+        async with pools.running(decode, root_path=root_path):
+            pass
 
 
 @pytest.mark.parametrize("path", ["/", "//", "/v1/", "//v2/models", "/v1/models//x/y/"])

@@ -230,7 +230,7 @@ async def test_each_event_has_usage_if_requested(client: Any, endpoint: str) -> 
 
 
 async def test_models_can_be_listed_and_retrieved(client: Any) -> None:
-    async with client(served_model_name="my/model") as api:
+    async with client(served_model_name=("my/model",)) as api:
         assert [model.id async for model in api.models.list()] == ["my/model"]
         assert (await api.models.retrieve("my/model")).owned_by == "baton"
         with pytest.raises(openai.NotFoundError):

@@ -112,13 +112,21 @@ async def test_the_model_name_selects_the_kind_and_models_lists_all_names(decode
             assert "'fake-model' and 'newer'" in error["message"]
 
 
-async def test_served_model_name_stands_for_both_kinds(decode: FakeNode) -> None:
+async def test_served_model_names_stand_for_both_kinds(decode: FakeNode) -> None:
     newer = FakeNode("decode-n", "decode", fingerprint=NEW, model="newer")
-    async with newer, pools.running(decode, newer, served_model_name="ours") as client:
-        await complete(client, 40, model="ours")
+    names = ("ours", "org/ours")
+    async with newer, pools.running(decode, newer, served_model_name=names) as client:
+        for name in names:
+            bodies = await complete(client, 20, model=name)
+            assert {body["model"] for body in bodies} == {"ours"}
         assert min(runs(decode, newer)) > 0
-        assert [model["id"] for model in (await client.get("/v1/models"))[1]["data"]] == ["ours"]
-        assert (await client.post("/v1/completions", pools.ask(model="newer")))[0] == 404
+        models = (await client.get("/v1/models"))[1]["data"]
+        assert [model["id"] for model in models] == list(names)
+        for name in names:
+            assert (await client.get(f"/v1/models/{name}"))[1]["id"] == name
+        status, reply, _ = await client.post("/v1/completions", pools.ask(model="newer"))
+        assert status == 404
+        assert "serves 'ours' and 'org/ours'" in reply["error"]["message"]
 
 
 # --- requests without tokens move -----------------------------------------------------------------
