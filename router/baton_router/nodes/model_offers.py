@@ -125,7 +125,7 @@ class ModelOffers:
         names = (self._served_name,) if self._served_name else model_names
         offer = Serving(
             kind=nodes[0].kind,
-            model=model,
+            model=replace(model, pooling=reports[0].pooling),
             names=names,
             name=names[0],
             max_model_len=min(report.max_model_len for report in reports),
