@@ -20,6 +20,8 @@ from baton_router.requests.long_work import LONG_PROMPT, in_thread_if_long
 from baton_router.requests.output_queue import Batch
 from baton_router.requests.prepared import Prepared
 
+LONG_VECTORS = 1 << 18  # bytes; to write so many numbers takes some milliseconds
+
 
 class AnswerEncoder:
     """Encode only after the context has requests in flight."""
@@ -78,6 +80,7 @@ class AnswerEncoder:
         """The JSON of everything that was collected."""
         choices, usage = self._collected, await self._final_usage()
         scored = any(choice.logprobs or choice.prompt_logprobs for choice in choices)
+        scored |= sum(len(choice.vector) for choice in choices) > LONG_VECTORS
         if scored or self._prompts_are_long():
             return await asyncio.to_thread(lambda: self._get_shape().answer(choices, usage))
         return self._get_shape().answer(choices, usage)

@@ -46,7 +46,7 @@ from baton_router.requests.context import RequestContext, valid_client_id
 from baton_router.settings import RouterSettings
 
 # What begins so needs an API key, if keys are configured.
-KEYED = ("/v1/", "/requests/", TOKENIZE, DETOKENIZE, TOKENIZER_INFO)
+KEYED = ("/v1/", "/requests/", TOKENIZE, DETOKENIZE, TOKENIZER_INFO, *DIALECTS)
 ADMINS = ("/pool", "/metrics")  # these need an admin's key
 NODE_ADMINS = (COMMANDS, f"{RESET_PATH}/", f"{PREFIXES_PATH}/")  # these change what nodes do
 CLIENT_LEFT = 499

@@ -24,6 +24,7 @@ from baton_router.openai.fields.completions import CompletionFields
 from baton_router.openai.fields.kinds import INT64
 from baton_router.openai.fields.table import EMPTY, Field, FieldTable
 from baton_router.openai.fields.tokens import DetokenizeFields, TokenizeFields
+from baton_router.pooling.fields import EmbeddingFields, RerankFields, ScoreFields
 
 Json = Mapping[str, Any]
 MARKERS = "<!-- {section} fields: begin -->", "<!-- {section} fields: end -->"
@@ -41,6 +42,11 @@ SECTIONS: Mapping[str, Mapping[str, type[FieldTable]]] = {
         "prefixes": PrefixFields,
         "sleep": SleepFields,
         "wake": WakeFields,
+    },
+    "pooling": {
+        "embeddings": EmbeddingFields,
+        "score": ScoreFields,
+        "rerank": RerankFields,
     },
 }
 GENERATION = ("chat", "completions")
@@ -193,6 +199,8 @@ def _plural(items: Json) -> str:
             return "texts"
         case {"type": "array"}:
             return "lists of ids"
+        case {"anyOf": forms}:
+            return " or ".join(map(_plural, forms))
     return "objects"
 
 

@@ -28,6 +28,10 @@ from baton_router.openai.sampling import check_alone
 from baton_router.openai.structured_output import NAMES, ONE_AT_MOST
 from baton_router.openai.tokenize_call import TokenizeCall
 from baton_router.openai.tools import MAX_NAME, TOOLS_AGREE
+from baton_router.pooling.embeddings import EmbeddingsCall
+from baton_router.pooling.fields import LENGTHS_AGREE, SIDES
+from baton_router.pooling.rerank import RerankCall
+from baton_router.pooling.score import ScoreCall
 from tests.router.openai.bodies import USER, Json
 from tests.router.openai.fields.schema_edges import edges
 
@@ -38,12 +42,19 @@ REQUIRED_FIELDS: dict[str, Json] = {
     "CompletionRequest": {"prompt": "x"},
     "TokenizeRequest": {"messages": [USER]},
     "DetokenizeRequest": {"tokens": [1]},
+    "EmbeddingRequest": {"input": "x"},
+    "ScoreRequest": {"text_1": "x", "text_2": "y"},
+    "RerankRequest": {"query": "x", "documents": ["y"]},
     "DrainRequest": {},
     "PrefixRequest": {"ttl_s": 60},
     "SleepRequest": {},
     "WakeRequest": {},
 }
-NOT_BESIDE = {("TokenizeRequest", "prompt")}  # a required field excludes it
+# A required field excludes them.
+NOT_BESIDE = {
+    ("TokenizeRequest", "prompt"),
+    *(("ScoreRequest", name) for names in SIDES[1:] for name in names),
+}
 TOOLS = {"tools": [{"type": "function", "function": {"name": "x" * MAX_NAME}}]}
 # Fields that another field requires for its whole range of values.
 REQUIRED_BESIDE: dict[str, Json] = {
@@ -71,6 +82,7 @@ IN_WORDS_FOR_CHATS = {
     "tool_choice": TOOLS_AGREE,
     "parallel_tool_calls": TOOLS_AGREE,
 }
+IN_WORDS_FOR_SCORES = {names[1]: LENGTHS_AGREE for names in SIDES}
 TEXT = st.text(st.characters(codec="utf-8"), max_size=5)
 ANYTHING: st.SearchStrategy[Any] = (
     st.none() | st.booleans() | st.integers(-5, 5) | TEXT | st.just([]) | st.just({})
@@ -90,6 +102,9 @@ READERS: dict[str, Callable[[Json], object]] = {
     "CompletionRequest": read_generation(CompletionCall.from_body),
     "TokenizeRequest": TokenizeCall.from_body,
     "DetokenizeRequest": lambda body: read_fields(DetokenizeFields, body),
+    "EmbeddingRequest": EmbeddingsCall.from_body,
+    "ScoreRequest": ScoreCall.from_body,
+    "RerankRequest": RerankCall.from_body,
     "DrainRequest": lambda body: parse_drain(msgspec.json.encode(body)),
     "PrefixRequest": lambda body: read_fields(PrefixFields, body),
     "SleepRequest": lambda body: read_fields(SleepFields, body),
@@ -235,7 +250,9 @@ def test_a_body_that_the_document_allows_is_not_refused(name: str, count: int) -
         nonlocal tried
         tried += 1
         refused = refusal(name, body)
-        assert refused is None or refused.param in IN_WORDS | IN_WORDS_FOR_CHATS, (
+        assert refused is None or refused.param in (
+            IN_WORDS | IN_WORDS_FOR_CHATS | IN_WORDS_FOR_SCORES
+        ), (
             refused.message,
             body,
         )
