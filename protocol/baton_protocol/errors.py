@@ -47,6 +47,7 @@ SECTIONS: Mapping[str, str] = {
     "malformed_request": "reason-codes.md#errors",
     "http_error": "reason-codes.md#errors",
     "too_many_sequences": "operations/limits.md#admission",
+    "wrong_task": "embeddings.md#models",
     "over_budget": "operations/limits.md#admission",
     "invalid_api_key": "operations/secure.md#tenants",
     "admin_key_required": "operations/secure.md#tenants",

@@ -506,29 +506,32 @@ class Kind(msgspec.Struct, frozen=True):
     Equal `fingerprint` and `tokenizer` mean that KV and token ids are interchangeable. Equal
     `files`, a digest of all artifacts, means that a stream continues and ends on another node as it
     would have on the first, up to rounding: the artifacts hold EOS ids, sampling defaults, chat
-    template and special tokens.
+    template and special tokens. `pooling` is what they answer with if they generate no tokens.
     """
 
     fingerprint: Fingerprint
     tokenizer: str
     files: str
+    pooling: Pooling = ""
 
 
 def kind_of(report: NodeReport) -> Kind:
     artifacts = msgspec.json.encode(report.artifacts, order="sorted")
     files = hashlib.sha256(artifacts).hexdigest()
-    return Kind(report.fingerprint, report.artifacts.get("tokenizer.json", ""), files)
+    tokenizer = report.artifacts.get("tokenizer.json", "")
+    return Kind(report.fingerprint, tokenizer, files, report.pooling)
 
 
 def differing(first: NodeReport, second: NodeReport) -> list[str]:
     """Return what makes two nodes differ in Kind: "fingerprint", of its parts the "weights"' format
-    and the "layout" of KV, and names of artifacts. Empty if they are of one Kind."""
+    and the "layout" of KV, names of artifacts, and "pooling". Empty if they are of one Kind."""
     first_files, second_files = first.artifacts, second.artifacts
     names = [
         name
         for name in sorted({*first_files, *second_files})
         if first_files.get(name) != second_files.get(name)
     ]
+    names += ["pooling"] * (first.pooling != second.pooling)
     if first.fingerprint == second.fingerprint:
         return names
     weights = ["weights"] * (first.weights != second.weights)

@@ -66,6 +66,8 @@ class Tokenizer:
         )
         # The ids that encode() adds before and after a text when it adds special tokens.
         self.around = _special_around(backend)
+        # The same of two texts: before, between and after them.
+        self.around_pair = _special_around_pair(backend)
         # One int object per id, shared by all prompts: saves 32 of 40 bytes per token.
         self._ints = tuple(range(max(backend.get_vocab().values(), default=-1) + 1))
         self.longest_token = longest_token(backend)
@@ -223,6 +225,20 @@ def _special_around(backend: Backend) -> tuple[tuple[int, ...], tuple[int, ...]]
     if not own:
         return tuple(ids), ()
     return tuple(ids[: own[0]]), tuple(ids[own[-1] + 1 :])
+
+
+def _special_around_pair(
+    backend: Backend,
+) -> tuple[tuple[int, ...], tuple[int, ...], tuple[int, ...]]:
+    """The ids of special tokens that encoding adds before, between and after two texts."""
+    encoding = backend.encode("a", "a", add_special_tokens=True)
+    ids: list[int] = encoding.ids
+    own = [at for at, sequence in enumerate(encoding.sequence_ids) if sequence is not None]
+    if not own:
+        return tuple(ids), (), ()
+    second = encoding.sequence_ids.index(1)
+    last = max(at for at in own if at < second)
+    return tuple(ids[: own[0]]), tuple(ids[last + 1 : second]), tuple(ids[own[-1] + 1 :])
 
 
 def _add_configured_tokens(

@@ -347,7 +347,9 @@ class _Turn:
 
 def _expected_tokens(item: Prepared) -> int:
     """Expected tokens of a request: its prompt, computed once for all choices, and its answers up
-    to their limit."""
+    to their limit. A vector counts none."""
     params = item.request.params
+    if item.request.pooling is not None:
+        return len(item.request.prompt_ids)
     answer = min(params.max_tokens, USUAL_ANSWER) if item.fills else params.max_tokens
     return len(item.request.prompt_ids) + params.n * answer

@@ -85,13 +85,13 @@ def has_room(
     its measured speed. A request with more choices than half of a node's sequences needs only that
     half free, so it can run on a busy node. If prefill nodes compute prompts, a decode node's time
     counts only if placement would use it: if computing there slows its running sequences by less
-    than the shortest prefill queue delays the request.
+    than the shortest prefill queue delays the request. A node of any role makes vectors.
     """
     nodes = tuple(nodes)
     if not rule.queue_ms or not nodes:
         return True
     decodes = [node for node in nodes if node.report.role == "decode"]
-    if not decodes:
+    if not decodes or nodes[0].kind.pooling:
         return _hosts_have_room(nodes, rule, pending, tokens, sequences)
     free_tokens, max_slowdown_ms = 0.0, math.inf
     if rule.splits(tokens):

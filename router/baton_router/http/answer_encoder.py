@@ -21,6 +21,7 @@ from baton_router.requests.prepared import Prepared
 
 # Keeps an answer before its last bytes are sent, so that its client can ask for it from then on.
 Keep = Callable[[], Awaitable[None]]
+LONG_VECTORS = 1 << 18  # bytes; to write so many numbers takes some milliseconds
 
 
 class AnswerEncoder:
@@ -93,6 +94,7 @@ class AnswerEncoder:
         """The JSON of everything that was collected."""
         choices, usage = self._collected, await self._final_usage()
         scored = any(choice.logprobs or choice.prompt_logprobs for choice in choices)
+        scored |= sum(len(choice.vector) for choice in choices) > LONG_VECTORS
         if scored or self._prompts_are_long():
             data = await asyncio.to_thread(lambda: self._get_shape().answer(choices, usage))
         else:

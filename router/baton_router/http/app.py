@@ -54,7 +54,7 @@ from baton_router.requests.context import RequestContext, valid_client_id
 from baton_router.settings import RouterSettings
 
 # What begins so needs an API key, if keys are configured.
-KEYED = ("/v1/", "/requests/", TOKENIZE, DETOKENIZE, TOKENIZER_INFO)
+KEYED = ("/v1/", "/requests/", TOKENIZE, DETOKENIZE, TOKENIZER_INFO, *DIALECTS)
 ADMINS = ("/pool", "/load", "/metrics")  # these need an admin's key
 NODE_ADMINS = (COMMANDS, f"{RESET_PATH}/", f"{PREFIXES_PATH}/")  # these change what nodes do
 THIS_MACHINE = "localhost"  # the address of all clients of a unix socket
@@ -193,7 +193,7 @@ async def _answer(
         if is_preflight(request):
             return cors.preflight_answer(request)
         authorization = _authorization(request)
-        if request.path in DIALECTS or request.path.startswith(KEYED):
+        if request.path.startswith(KEYED):
             request[CONTEXT].tenant = api.tenants.tenant_of(authorization)
         elif request.path in ADMINS:
             request[CONTEXT].tenant = api.tenants.admin(authorization)

@@ -10,14 +10,16 @@ from baton_router.openai.batch_chat import BATCH_CHAT
 from baton_router.openai.chat import CHAT
 from baton_router.openai.completions import COMPLETIONS
 from baton_router.openai.dialect import Dialect
+from baton_router.pooling.embeddings import EMBEDDINGS
+from baton_router.pooling.rerank import RERANKS
+from baton_router.pooling.score import SCORES
 from baton_router.responses.call import RESPONSES
 from baton_router.tokens.generate import GENERATE
 from baton_router.tokens.scoring import SCORING
 
-DIALECTS: Mapping[str, Dialect] = {
-    dialect.route: dialect
-    for dialect in (CHAT, BATCH_CHAT, COMPLETIONS, RESPONSES, MESSAGES, GENERATE, SCORING)
-}
+_GENERATION = (CHAT, BATCH_CHAT, COMPLETIONS, RESPONSES, MESSAGES, GENERATE, SCORING)
+_POOLING = (EMBEDDINGS, *SCORES, *RERANKS)
+DIALECTS: Mapping[str, Dialect] = {dialect.route: dialect for dialect in (*_GENERATION, *_POOLING)}
 
 
 def client_dialect(path: str, headers: Mapping[str, str]) -> Dialect | None:

@@ -26,6 +26,7 @@ from baton_router.openai.fields.completions import CompletionFields
 from baton_router.openai.fields.kinds import INT64
 from baton_router.openai.fields.table import EMPTY, Field, FieldTable
 from baton_router.openai.fields.tokens import DetokenizeFields, TokenizeFields
+from baton_router.pooling.fields import EmbeddingFields, RerankFields, ScoreFields
 from baton_router.responses.fields import ResponseFields
 from baton_router.tokens.fields import GenerateFields
 from baton_router.tokens.scoring import ScoringFields
@@ -53,6 +54,11 @@ SECTIONS: Mapping[str, Mapping[str, type[FieldTable]]] = {
     "batch chat": {"batch chat": BatchChatFields},
     "generate": {"generate": GenerateFields},
     "generative scoring": {"generative scoring": ScoringFields},
+    "pooling": {
+        "embeddings": EmbeddingFields,
+        "score": ScoreFields,
+        "rerank": RerankFields,
+    },
 }
 GENERATION = ("chat", "completions")
 SHARED = "both"
@@ -206,6 +212,8 @@ def _plural(items: Json) -> str:
             return "texts"
         case {"type": "array"}:
             return "lists of ids"
+        case {"anyOf": forms}:
+            return " or ".join(map(_plural, forms))
     return "objects"
 
 

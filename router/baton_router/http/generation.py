@@ -354,7 +354,7 @@ class GenerationRoutes:
         assert context.tenant is not None, "the middleware sets the tenant"
         waits_until = await self.intake.cold_start.hold_call(call, context, events)
         await self.turns.take()
-        serving = self.fleet.offers.choose(call.options.model)
+        serving = self.fleet.offers.choose(call.options.model, call.tasks)
         # Time on hold does not count towards the deadline: a node may load for minutes.
         deadline = self.clock() + self.settings.request_timeout_s
         async with body.turn() if body is not None else nullcontext():

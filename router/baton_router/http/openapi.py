@@ -76,13 +76,18 @@ from baton_router.openai.fields.chat import ChatFields
 from baton_router.openai.fields.completions import CompletionFields
 from baton_router.openai.fields.table import FieldTable, schema_of
 from baton_router.openai.fields.tokens import DetokenizeFields, TokenizeFields
+from baton_router.pooling.answers import EmbeddingList, Ranking, ScoreList
+from baton_router.pooling.embeddings import EMBEDDINGS
+from baton_router.pooling.fields import EmbeddingFields, RerankFields, ScoreFields
+from baton_router.pooling.rerank import RERANK, RERANKS
+from baton_router.pooling.score import SCORE, SCORES
 from baton_router.responses.call import RESPONSES
 from baton_router.responses.events import ResponseEvent
 from baton_router.responses.fields import InputTokenFields, ResponseFields
 from baton_router.responses.records import DeletedResponse, InputItemList, InputTokens, Response
 from baton_router.tokens.fields import GenerateFields
 from baton_router.tokens.generate import Generated, GeneratedChunk
-from baton_router.tokens.scoring import ScoreList, ScoringFields
+from baton_router.tokens.scoring import LabelScores, ScoringFields
 
 Json = dict[str, Any]
 OPENAPI = "3.1.0"
@@ -97,6 +102,9 @@ BODIES: Mapping[str, type[FieldTable]] = {
     "CountTokensRequest": CountFields,
     "ResponseRequest": ResponseFields,
     "InputTokensRequest": InputTokenFields,
+    "EmbeddingRequest": EmbeddingFields,
+    "ScoreRequest": ScoreFields,
+    "RerankRequest": RerankFields,
     "TokenizeRequest": TokenizeFields,
     "DetokenizeRequest": DetokenizeFields,
     "GenerateRequest": GenerateFields,
@@ -108,10 +116,13 @@ BODIES: Mapping[str, type[FieldTable]] = {
 }
 
 # Groups of operations for generated clients and pages.
-Tag = Literal["generation", "responses", "tokens", "models", "requests", "health", "operations"]
+Tag = Literal[
+    "generation", "responses", "pooling", "tokens", "models", "requests", "health", "operations"
+]
 TAGS: Mapping[Tag, str] = {
     "generation": "Answers to conversations and continuations of prompts.",
     "responses": "OpenAI's Responses API: answers that are streamed as events, kept and continued.",
+    "pooling": "Vectors of texts, and scores of pairs of texts.",
     "tokens": "The tokens of texts and conversations, and the texts of tokens.",
     "models": "The models that the pool serves.",
     "requests": "How a request was served: its placement, the reason, and how long each part took.",
@@ -195,7 +206,7 @@ class OpenAPIOperation:
     `listed`, a list of them. `event` is the record in a stream's events, `failure` that of errors.
     `body` is a key of BODIES.
     The operation needs a key if its errors include Unauthorized. `query` are its query
-    parameters."""
+    parameters. `alias`: another operation does the same under its own path."""
 
     method: str
     path: str
@@ -210,6 +221,7 @@ class OpenAPIOperation:
     failure: type = ErrorAnswer
     listed: bool = False
     query: Mapping[str, Json] = field(default_factory=dict)
+    alias: bool = False
 
     def json(self) -> Json:
         operation: Json = {
@@ -236,8 +248,13 @@ class OpenAPIOperation:
 
     @property
     def name(self) -> str:
-        words = re.findall(r"\w+", self.path.removeprefix("/v1"))
+        words = re.findall(r"\w+", self.path if self.alias else self.path.removeprefix("/v1"))
         return "_".join([self.method.lower(), *words])
+
+    @property
+    def is_placed(self) -> bool:
+        """Whether nodes run it, so that the answer says where."""
+        return DeadlineExceeded in self.errors
 
     def _responses(self) -> Json:
         responses = {
@@ -245,16 +262,14 @@ class OpenAPIOperation:
                 "description": "success"
                 if status == 200
                 else "not ready; the answer gives the reason",
-                "headers": _headers(generation=self.tag == "generation"),
+                "headers": _headers(placed=self.is_placed),
                 "content": self._content(answer),
             }
             for status, answer in self.answers.items()
         }
         for error in sorted(self.errors, key=lambda error: error.status):
             if error.status not in self.answers:
-                responses[str(error.status)] = _failure(
-                    error, self.failure, generation=self.event is not None
-                )
+                responses[str(error.status)] = _failure(error, self.failure, placed=self.is_placed)
         return responses
 
     def _content(self, answer: Record | None) -> Json:
@@ -418,9 +433,50 @@ OPERATIONS = (
         summary="Score items by the probability of a label",
         description="For each item, the probability that the first label is the next token after "
         "the query and the item, among the labels or among all tokens.",
-        answers={200: ScoreList},
+        answers={200: LabelScores},
         errors=_GENERATION,
         body="ScoringRequest",
+    ),
+    OpenAPIOperation(
+        method="POST",
+        path=EMBEDDINGS.route,
+        tag="pooling",
+        summary="Vectors of texts",
+        description="Makes a vector of a text, or of each text of a list. The model must be one "
+        "that embeds.",
+        answers={200: EmbeddingList},
+        errors=_GENERATION,
+        body="EmbeddingRequest",
+    ),
+    *(
+        OpenAPIOperation(
+            method="POST",
+            path=dialect.route,
+            tag="pooling",
+            summary="Scores of pairs of texts",
+            description="Tells how similar the two texts of each pair are. The model must be one"
+            " that embeds, or a classifier with one class.",
+            answers={200: ScoreList},
+            errors=_GENERATION,
+            body="ScoreRequest",
+            alias=dialect is not SCORE,
+        )
+        for dialect in SCORES
+    ),
+    *(
+        OpenAPIOperation(
+            method="POST",
+            path=dialect.route,
+            tag="pooling",
+            summary="Rank documents",
+            description="Orders documents by their relevance to a query. The model must be one that"
+            " embeds, or a classifier with one class.",
+            answers={200: Ranking},
+            errors=_GENERATION,
+            body="RerankRequest",
+            alias=dialect is not RERANK,
+        )
+        for dialect in RERANKS
     ),
     OpenAPIOperation(
         method="POST",
@@ -735,8 +791,8 @@ def _path_parameter(name: str) -> Json:
     }
 
 
-def _failure(error: type[BatonError], record: type, *, generation: bool) -> Json:
-    headers = _headers(generation=generation)
+def _failure(error: type[BatonError], record: type, *, placed: bool) -> Json:
+    headers = _headers(placed=placed)
     if error.retryable:
         headers["Retry-After"] = _header("seconds", {"type": "integer", "minimum": 1})
     return {
@@ -746,12 +802,12 @@ def _failure(error: type[BatonError], record: type, *, generation: bool) -> Json
     }
 
 
-def _headers(*, generation: bool) -> Json:
+def _headers(*, placed: bool) -> Json:
     headers = {
         "x-request-id": _header("the client's own x-request-id, or else x-baton-request-id"),
         "x-baton-request-id": _header("names the request in the log"),
     }
-    if generation:
+    if placed:
         headers["x-baton-placement"] = _header("the request's placement and its reason")
         headers["x-baton-exact"] = {
             "description": "how exact the request's nodes compute; absent while they are unknown",

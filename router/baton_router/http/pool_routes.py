@@ -134,10 +134,12 @@ class PoolRoutes:
             for serving in offers.current_or_last()
             if name in serving.names and serving.made
         ]
+        tasks = [s.kind.pooling for s in offers.current_or_last() if name in s.names]
         return Model(
             id=name,
             object="model",
             created=min(written, default=self.started),
             owned_by="baton",
             max_model_len=min(lengths, default=None),
+            task=(tasks and tasks[0]) or "generate",
         )

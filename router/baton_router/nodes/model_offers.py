@@ -8,10 +8,11 @@ from __future__ import annotations
 
 import random
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Container, Sequence
 from dataclasses import dataclass, replace
 
 from baton_protocol.errors import NotFound, Unavailable
+from baton_protocol.pooling import Pooling
 from baton_protocol.store import Kind, NodeReport
 from baton_router.nodes.model_store import ModelStore
 from baton_router.nodes.node_view import NodeView
@@ -54,14 +55,16 @@ class ModelOffers:
         self._last: list[Serving] = []  # the last known offer
         self._cached: deque[tuple[Sequence[NodeView], Serving]] = deque(maxlen=KEPT_OFFERS)
 
-    def choose(self, wanted: str | None) -> Serving:
-        """Choose what serves a new request for the model `wanted` (None: any). While no node is
-        ready, this is the last known offer, because a request may wait. Raise Unavailable if no
-        model is known yet, NotFound if no model has that name."""
+    def choose(self, wanted: str | None, tasks: Container[Pooling] = ("",)) -> Serving:
+        """Choose what serves a new request for the model `wanted` (None: any), if possible with
+        nodes that do one of `tasks`. While no node is ready, this is the last known offer, because
+        a request may wait. Raise Unavailable if no model is known yet, NotFound if no model has
+        that name."""
         self.remember_offer()
         if not self._last:
             raise Unavailable(f"the router cannot serve requests now: {self._view.why_not_ready()}")
-        drawn = self._draw(self._last, wanted)
+        able = [serving for serving in self._last if serving.kind.pooling in tasks]
+        drawn = self._draw(able, wanted) or self._draw(self._last, wanted)
         if drawn is None:
             raise self.no_model(wanted)
         return drawn
@@ -137,7 +140,7 @@ class ModelOffers:
         names = self._served_names or model_names
         offer = Serving(
             kind=nodes[0].kind,
-            model=model,
+            model=replace(model, pooling=reports[0].pooling),
             names=names,
             name=names[0],
             max_model_len=min(report.max_model_len for report in reports),

@@ -10,6 +10,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
+from baton_protocol.pooling import Pooling
 from baton_router.nodes.model_grammars import AnswerRules, ModelGrammars, Value
 from baton_text.artifacts import TOKENIZER_CONFIG, load_json
 from baton_text.chat import ChatTemplate
@@ -26,7 +27,8 @@ T = TypeVar("T")
 class PoolModel:
     """A model as the router needs it. `defaults` are the sampling defaults in its
     generation_config, `tokenizer_config` its tokenizer_config.json. The parsers read its tool calls
-    and reasoning; None if it has none or their format is unknown."""
+    and reasoning; None if it has none or their format is unknown. `pooling` is what its nodes
+    answer with if they generate no tokens."""
 
     tokenizer: Tokenizer
     template: ChatTemplate
@@ -35,6 +37,7 @@ class PoolModel:
     reasoning_parser: ReasoningParser | None = None
     tokenizer_config: dict[str, Any] = field(default_factory=dict)
     grammars: ModelGrammars = field(default_factory=ModelGrammars)
+    pooling: Pooling = ""
 
     @classmethod
     def from_files(cls, artifacts: dict[str, bytes]) -> PoolModel:

@@ -258,11 +258,14 @@ class CompletionChunk(CommonFields):
 
 
 class Model(Closed):
+    """`task` is what its nodes do, or did when the router last knew any."""
+
     id: str
     object: Literal["model"]
     created: int
     owned_by: str
     max_model_len: int | None
+    task: Literal["generate", "embed", "classify"]
 
 
 class ModelList(Closed):

@@ -13,6 +13,7 @@ from typing import Any, Protocol
 
 from baton_protocol.errors import ErrorRecord
 from baton_protocol.link import Delta
+from baton_protocol.pooling import Pooling, PoolingParams
 from baton_router.nodes.pool_model import PoolModel
 from baton_router.openai.answer_parsing import AnswerParsing
 from baton_router.openai.answers import CommonFields, Usage
@@ -23,12 +24,18 @@ from baton_text.tokenizer import Tokenizer
 
 Json = dict[str, Any]
 PromptIds = Sequence[tuple[int, ...]]  # per prompt
+# What may answer a call, with the parameters for it; a model that generates needs none.
+Tasks = Mapping[Pooling, PoolingParams | None]
+GENERATES: Tasks = {"": None}
 
 
 @dataclass(frozen=True, slots=True)
 class TextPrompt:
+    """`pair` is a second text, which the tokenizer joins with the first as its model expects."""
+
     text: str
     add_special_tokens: bool
+    pair: str | None = None
 
 
 Prompt = TextPrompt | tuple[int, ...]
@@ -109,6 +116,11 @@ class Call(Protocol):
 
     @property
     def options(self) -> Options: ...
+
+    @property
+    def tasks(self) -> Tasks:
+        """What may answer the call; any other model refuses it."""
+        ...
 
     @property
     def sampling(self) -> Json: ...

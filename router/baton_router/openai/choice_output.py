@@ -20,12 +20,14 @@ class ChoiceOutput:
     prompt_logprobs: tuple[PositionLogprobs, ...] = ()
     finish: FinishReason | None = None
     stop: str | int | None = None
+    vector: bytes = b""
 
     def add(self, delta: Delta) -> None:
         self.ids.extend(delta.ids)
         self.texts.append(delta.text)
         self.logprobs.extend(delta.logprobs)
         self.prompt_logprobs = self.prompt_logprobs or delta.prompt_logprobs
+        self.vector = self.vector or delta.vector
         if delta.finish is not None:
             self.finish, self.stop = delta.finish, delta.stop
 

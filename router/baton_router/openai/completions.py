@@ -42,7 +42,16 @@ from baton_router.openai.answers import (
     Usage,
     event,
 )
-from baton_router.openai.call import Json, Options, Prompt, PromptIds, TextPrompt, Truncation
+from baton_router.openai.call import (
+    GENERATES,
+    Json,
+    Options,
+    Prompt,
+    PromptIds,
+    Tasks,
+    TextPrompt,
+    Truncation,
+)
 from baton_router.openai.choice_output import ChoiceOutput, prompt_positions
 from baton_router.openai.dialect import Dialect
 from baton_router.openai.fields.completions import CompletionFields
@@ -159,6 +168,10 @@ class CompletionCall:
             priority=fields.priority or 0,
             names=names,
         )
+
+    @property
+    def tasks(self) -> Tasks:
+        return GENERATES
 
     @property
     def rendered(self) -> Sequence[int]:

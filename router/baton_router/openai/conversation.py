@@ -14,7 +14,15 @@ from baton_router.nodes.pool_model import PoolModel
 from baton_router.openai.answer_parsing import AnswerParsing
 from baton_router.openai.answer_pieces import AnswerPieces
 from baton_router.openai.answers import CommonFields
-from baton_router.openai.call import Json, Options, Prompt, TextPrompt, Truncation
+from baton_router.openai.call import (
+    GENERATES,
+    Json,
+    Options,
+    Prompt,
+    Tasks,
+    TextPrompt,
+    Truncation,
+)
 from baton_router.openai.reasoning import RequestedReasoning
 from baton_router.openai.structured_output import RequestedGrammar
 from baton_router.openai.tools import RequestedTools, calls_size
@@ -44,6 +52,10 @@ class Conversation:
     priority: int
     names: Mapping[str, str]
     default_max_tokens: int | None = None
+
+    @property
+    def tasks(self) -> Tasks:
+        return GENERATES
 
     @property
     def rendered(self) -> Sequence[int]:

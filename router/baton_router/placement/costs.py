@@ -38,7 +38,7 @@ JOIN_SHARE = 0.05
 class RequestFacts:
     """The facts of a request. `stored[i]`: the store holds chunk i; its length is the number of
     full chunks. `store_up` False: chunks cannot be handed off. For a `resumed` request,
-    `prompt_tokens` includes the tokens its client has.
+    `prompt_tokens` includes the tokens its client has. One with `pooling` gets a vector.
 
     `chunk_bytes` is an upper bound if layers have windows: early chunks of a prompt have fewer
     bytes, so a hand-off may take less time than predicted."""
@@ -52,6 +52,7 @@ class RequestFacts:
     resumed: bool = False
     prompt_logprobs: bool = False
     reads_no_cache: bool = False
+    pooling: bool = False
     stored_before: Ints = field(init=False, compare=False)  # [i]: stored ones of the first i chunks
 
     def __post_init__(self) -> None:
@@ -226,6 +227,16 @@ def fill_speeds(groups: Sequence[Floats]) -> list[Floats]:
 def _typical_speed(name: str, measured: Floats) -> float:
     fallback: float = getattr(FALLBACK, name)
     return float(np.median(measured)) if len(measured) else fallback
+
+
+def join_groups(parts: Sequence[NodeGroup]) -> NodeGroup:
+    """One group of all these nodes, whatever their roles."""
+    arrays: dict[str, Any] = {
+        field.name: np.concatenate([getattr(part, field.name) for part in parts])
+        for field in fields(NodeGroup)
+        if field.name != "nodes"
+    }
+    return NodeGroup(nodes=[node for part in parts for node in part.nodes], **arrays)
 
 
 def select_nodes(group: NodeGroup, chosen: Bools) -> NodeGroup:

@@ -23,6 +23,7 @@ PlacementReason = Literal[
     "resumed",
     "prompt_logprobs",
     "no_cache",
+    "pooling",
 ]
 
 

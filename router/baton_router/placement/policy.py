@@ -22,6 +22,7 @@ from baton_router.placement.costs import (
     NodeGroup,
     PairCosts,
     RequestFacts,
+    join_groups,
 )
 from baton_router.placement.placement import Considered, Missing, Placement, PlacementReason
 
@@ -75,6 +76,8 @@ def place(
 ) -> Placement | Missing:
     """Choose among nodes that are all ready and of one kind. `turn` counts placements, for the
     round-robin ranking."""
+    if facts.pooling:
+        return _place_on_any(facts, join_groups((prefills, decodes)), policy, rng, turn)
     alone = decodes if len(decodes) else prefills
     if not len(alone) or (alone is prefills and policy.missing_role != "aggregate"):
         return Missing("decode", policy.missing_role)
@@ -93,6 +96,16 @@ def place(
     if policy.handoff == "never":
         return chooser.make_placement(whole, "never", "hand-off is off")
     return _place_with_prefill(chooser, whole, prefills)
+
+
+def _place_on_any(
+    facts: RequestFacts, nodes: NodeGroup, policy: PlacementPolicy, rng: random.Random, turn: int
+) -> Placement | Missing:
+    """The best node for a request that gets a vector: roles make no difference to it."""
+    if not len(nodes):
+        return Missing("decode", policy.missing_role)
+    chooser = _Chooser(NodeCosts(facts, nodes), policy, rng, turn)
+    return chooser.make_placement(chooser.choose_node(), "pooling", "one node makes the vector")
 
 
 def _place_with_prefill(

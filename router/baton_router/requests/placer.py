@@ -84,6 +84,7 @@ class Placer:
             resumed=record.tokens > 0,
             prompt_logprobs=record.asks_prompt_logprobs,
             reads_no_cache=record.reads_no_cache,
+            pooling=record.request.pooling is not None,
         )
         refused = {node for node, until in request.refused.items() if until > now}
         refused |= self._older_nodes(request)

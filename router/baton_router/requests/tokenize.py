@@ -20,9 +20,10 @@ from baton_protocol.errors import InvalidRequest, PromptTooLong
 from baton_protocol.hashing import chunk_hashes, extend_hashes, root_hash
 from baton_protocol.ids import BlockHash, RequestId
 from baton_protocol.policies import Ranking
+from baton_protocol.pooling import PoolingParams
 from baton_protocol.request import Request
 from baton_protocol.resume import ResumeHead, ResumeState
-from baton_protocol.sampling import StructuredOutput
+from baton_protocol.sampling import SamplingParams, StructuredOutput
 from baton_protocol.store import NodeReport
 from baton_router.auth import Tenant
 from baton_router.nodes.model_grammars import AnswerRules
@@ -32,7 +33,9 @@ from baton_router.openai.call import Call, Prompt, PromptIds, TextPrompt, Trunca
 from baton_router.openai.sampling import check_scores, complete, with_counts
 from baton_router.openai.structured_output import RequestedGrammar
 from baton_router.requests.long_work import in_thread_if_long
+from baton_router.requests.pooled_prompt import pooled_ids
 from baton_router.requests.prepared import Prepared
+from baton_router.requests.served_task import pooling_of
 from baton_text.grammars.errors import GrammarError
 from baton_text.tokenizer import LONG_TEXT, MOST_AT_ONCE, TextTooLong, Tokenizer
 
@@ -44,6 +47,8 @@ MAX_GRAMMARS_BYTES = 16 << 20
 # A chat template may leave out parts of a conversation, such as earlier reasoning, but never more
 # than 7 of 8 characters.
 LEFT_OUT = 8
+# Sampling of a request that gets a vector. Nothing is generated, but parameters allow no 0 tokens.
+POOLED = SamplingParams(max_tokens=1, temperature=0.0, seed=0, detokenize=False)
 
 
 async def prepare(
@@ -65,9 +70,10 @@ async def prepare(
     is a time of the router's clock. In a `shared` pool a client may let other tenants go first, but
     not go before them: engines get no priority below 0. `prompts` are those of the call, if they
     are rendered already."""
+    pooling, field = pooling_of(call, serving), call.names.get("prompt", "prompt")
     if prompts is None:
         prompts = await render_prompts(call, serving)
-    _check_sequences(len(prompts), call.sampling.get("n", 1), max_sequences)
+    _check_sequences(len(prompts), call.sampling.get("n", 1), max_sequences, field)
     parsing = call.parsing(serving.model, prompts)
     sampling = await _check_sampling(call, serving, len(prompts), parsing)
     prepared = []
@@ -81,17 +87,10 @@ async def prepare(
             raise InvalidRequest(
                 f"the prompts of one call may have {MAX_TOKENS} tokens together, but the first "
                 f"{slot + 1} already have {tokens}; send fewer at a time",
-                param="prompt",
+                param=field,
             )
         check_scores(sampling, tokens, call.names)
-        params = complete(
-            sampling,
-            serving.model.defaults,
-            prompt_tokens=len(ids),
-            max_model_len=serving.max_model_len,
-            default_max_tokens=call.default_max_tokens,
-            names=call.names,
-        )
+        params = _params(call, sampling, serving, len(ids), pooling)
         if params.seed is None:
             params = msgspec.structs.replace(params, seed=rng.getrandbits(SEED_BITS))
         request = Request(
@@ -105,8 +104,9 @@ async def prepare(
             traceparent=traceparent,
             continues_prompt=call.continues_prompt,
             priority=max(0, call.priority) if shared else call.priority,
+            pooling=pooling,
         )
-        chunks = await _hash_chunks(ids, serving.sample, tenant.salt)
+        chunks = await _hash_chunks(request, serving.sample)
         fills = sampling.get("max_tokens") is None and call.default_max_tokens is None
         prepared.append(
             Prepared(
@@ -143,7 +143,7 @@ async def restore(
     )
     return Prepared(
         request=request,
-        chunks=await _hash_chunks(request.prompt_ids, serving.sample, tenant.salt),
+        chunks=await _hash_chunks(request, serving.sample),
         serving=serving,
         wanted=call.options.model,
         fills=False,
@@ -155,12 +155,32 @@ async def restore(
     )
 
 
-def _check_sequences(prompts: int, n: int, limit: int | None) -> None:
+def _params(
+    call: Call,
+    sampling: Mapping[str, Any],
+    serving: Serving,
+    prompt_tokens: int,
+    pooling: PoolingParams | None,
+) -> SamplingParams:
+    """The sampling of one prompt; the seed stays as the client sent it."""
+    if pooling is not None and prompt_tokens:
+        return POOLED
+    return complete(
+        sampling,
+        serving.model.defaults,
+        prompt_tokens=prompt_tokens,
+        max_model_len=serving.max_model_len,
+        default_max_tokens=call.default_max_tokens,
+        names=call.names,
+    )
+
+
+def _check_sequences(prompts: int, n: int, limit: int | None, field: str) -> None:
     if limit is not None and prompts * n > limit:
         raise InvalidRequest(
             f"{prompts} prompts with n {n} are {prompts * n} sequences; one call may have at "
             f"most {limit}: send fewer prompts at a time, or ask for fewer choices",
-            param="prompt" if prompts > 1 else "n",
+            param=field if prompts > 1 else "n",
             code="too_many_sequences",
         )
 
@@ -170,6 +190,9 @@ def fits_serving(item: Prepared, serving: Serving) -> bool:
     request = item.request
     params = request.params
     room = serving.max_model_len - len(request.prompt_ids)
+    needed = max(1, params.min_tokens) if item.fills else params.max_tokens
+    if request.pooling is not None:
+        needed = 0
     ids = chain(
         request.prompt_ids,
         params.stop_token_ids,
@@ -180,7 +203,8 @@ def fits_serving(item: Prepared, serving: Serving) -> bool:
     )
     return (
         item.kind.tokenizer == serving.kind.tokenizer
-        and room >= (max(1, params.min_tokens) if item.fills else params.max_tokens)
+        and item.kind.pooling == serving.kind.pooling
+        and room >= needed
         and max(ids) < serving.vocab_size
     )
 
@@ -193,7 +217,7 @@ async def prepare_for_kind(item: Prepared, serving: Serving) -> Prepared:
         max_tokens = min(request.params.max_tokens, room)
         params = msgspec.structs.replace(request.params, max_tokens=max_tokens)
         request = msgspec.structs.replace(request, params=params)
-    chunks = await _hash_chunks(request.prompt_ids, serving.sample, request.salt)
+    chunks = await _hash_chunks(request, serving.sample)
     return replace(item, request=request, chunks=chunks, serving=serving)
 
 
@@ -249,7 +273,10 @@ async def _prompt_ids(prompt: Prompt, serving: Serving, call: Call) -> tuple[int
     processing the rest."""
     field, model = call.names.get("prompt", "prompt"), serving.model
     try:
-        ids = await _tokenize(prompt, serving, call, field)
+        if serving.kind.pooling:
+            ids = await pooled_ids(prompt, serving, call.truncation, field)
+        else:
+            ids = await _tokenize(prompt, serving, call, field)
     except TextTooLong as error:
         raise _unsplittable(error, field) from error
     if isinstance(prompt, TextPrompt):
@@ -406,9 +433,12 @@ def _spell(words: Sequence[str], tokenizer: Tokenizer) -> tuple[tuple[int, ...],
     return tuple(spellings)
 
 
-async def _hash_chunks(
-    ids: tuple[int, ...], sample: NodeReport, salt: str
-) -> tuple[BlockHash, ...]:
+async def _hash_chunks(request: Request, sample: NodeReport) -> tuple[BlockHash, ...]:
+    """The names of the prompt's full chunks; none for a prompt that gets a vector, as nothing
+    continues it."""
+    if request.pooling is not None:
+        return ()
+    ids, salt = request.prompt_ids, request.salt
     return await in_thread_if_long(len(ids), partial(_hash_chunks_now, ids, sample, salt))
 
 

@@ -8,7 +8,7 @@ answer's `request_id` is the client's own after a prefix, or else the router's i
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import msgspec
 from msgspec import UNSET, UnsetType
@@ -30,7 +30,7 @@ from baton_router.openai.answers import (
     Usage,
     event,
 )
-from baton_router.openai.call import Json, Options, Prompt, PromptIds, Truncation
+from baton_router.openai.call import GENERATES, Json, Options, Prompt, PromptIds, Tasks, Truncation
 from baton_router.openai.choice_output import ChoiceOutput, prompt_positions
 from baton_router.openai.dialect import Dialect
 from baton_router.openai.fields.generation import StreamOptions
@@ -139,6 +139,7 @@ class GenerateCall:
     truncation: Truncation | None = None
     continues_prompt: bool = True
     rendered: Sequence[int] = ()
+    tasks: Tasks = field(default_factory=lambda: GENERATES)
 
     @classmethod
     def parse(cls, data: bytes | bytearray) -> GenerateCall:

@@ -21,7 +21,7 @@ from baton_protocol.sampling import MAX_LOGPROB_IDS
 from baton_router.nodes.pool_model import PoolModel
 from baton_router.openai.answer_parsing import AnswerParsing
 from baton_router.openai.answers import Closed, CommonFields, ErrorAnswer, Usage, event
-from baton_router.openai.call import Json, Options, Prompt, PromptIds, Truncation
+from baton_router.openai.call import GENERATES, Json, Options, Prompt, PromptIds, Tasks, Truncation
 from baton_router.openai.choice_output import ChoiceOutput
 from baton_router.openai.dialect import Dialect
 from baton_router.openai.fields.completions import MAX_PROMPTS
@@ -95,7 +95,7 @@ class Score(Closed):
     score: float
 
 
-class ScoreList(Closed):
+class LabelScores(Closed):
     id: str
     object: Literal["list"]
     created: int
@@ -155,6 +155,10 @@ class ScoringCall:
         return {"prompt": "items", "logprob_token_ids": "label_token_ids"}
 
     @property
+    def tasks(self) -> Tasks:
+        return GENERATES
+
+    @property
     def rendered(self) -> Sequence[int]:
         query = self.fields.query
         common = len(query) if isinstance(query, str) else 0
@@ -209,7 +213,7 @@ class ScoringShape:
 
     def answer(self, choices: Sequence[ChoiceOutput], usage: Usage) -> bytes:
         common, own = self._common, self._fields.request_id
-        answer = ScoreList(
+        answer = LabelScores(
             id=common.id if own is None else PREFIX + own,
             object="list",
             created=common.created,

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from baton_protocol.link import RunJob
 from baton_protocol.request import PositionLogprobs, TokenLogprob
-from baton_router.tokens.scoring import ScoreList, score
+from baton_router.tokens.scoring import LabelScores, score
 from tests.router import pools
 from tests.support.nodes.fake_node import FakeNode
 
@@ -65,7 +65,7 @@ async def test_each_item_is_a_prompt_and_the_first_label_is_scored(
         body = BODY | {"add_special_tokens": False, "request_id": "mine"} | more
         status, answer, _ = await client.post(SCORING, body)
         assert status == 200, answer
-        read = msgspec.convert(answer, ScoreList)
+        read = msgspec.convert(answer, LabelScores)
         assert [each.index for each in read.data] == [0, 1]
         assert [each.score for each in read.data] == pytest.approx([expected] * 2)
         assert (read.id, read.object) == ("generative-scoring-mine", "list")

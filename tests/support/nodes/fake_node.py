@@ -8,6 +8,8 @@ artifacts of the byte tokenizer. Its tokens are the reply's bytes, so that tests
 from __future__ import annotations
 
 import asyncio
+import math
+import struct
 from collections.abc import Coroutine, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
@@ -48,6 +50,7 @@ from baton_protocol.link import (
     to_node_codec,
     to_router_codec,
 )
+from baton_protocol.pooling import Pooling, PoolingParams
 from baton_protocol.request import PositionLogprobs, Request, TokenLogprob
 from baton_protocol.store import (
     DataInstance,
@@ -83,6 +86,7 @@ class Script:
     run: Behaviour = "answer"
     token_s: float = 0.0
     stats: RequestStats | None = None  # replaces the node's own statistics
+    vector: list[float] | None = None  # replaces the answer to a pooling request
     failure: ErrorRecord = field(
         default_factory=lambda: ErrorRecord("the engine said no", "engine_error", status=500)
     )
@@ -372,6 +376,10 @@ class FakeNode:
             await self.say(JobFailed(request.id, request.attempt, self.script.failure))
         if behaviour in ("fail", "silent"):
             return
+        if request.pooling is not None:
+            await asyncio.sleep(self.script.token_s)
+            await self.say(Deltas((_pooled(request, self.report.pooling, self.script),)))
+            return
         if job.await_first:
             frame = await self._firsts[request.id]
             if isinstance(frame, FirstTokens):
@@ -404,6 +412,32 @@ class FakeNode:
             stats=self.script.stats or stats if last and choice + 1 == request.params.n else None,
             prompt_logprobs=_prompt_logprobs(request) if offset == choice == 0 else (),
         )
+
+
+def vector_of_ids(ids: Sequence[int], pooling: PoolingParams) -> list[float]:
+    """What a node that embeds answers: the number of even and odd ids, their sum, and 0."""
+    even = sum(1 for token in ids if token % 2 == 0)
+    vector = [float(even), float(len(ids) - even), float(sum(ids)), 0.0][: pooling.dimensions]
+    length = math.hypot(*vector) if pooling.normalize else 1.0
+    return [value / length for value in vector]
+
+
+def _pooled(request: Request, task: Pooling, script: Script) -> Delta:
+    """A classifier answers with the share of its first class: how often the prompt has an `e`."""
+    assert request.pooling is not None, "only a pooling request gets a vector"
+    ids, vector = request.prompt_ids, script.vector
+    if vector is None and task == "embed":
+        vector = vector_of_ids(ids, request.pooling)
+    if vector is None:
+        share = ids.count(ord("e")) / len(ids)
+        vector = [share if request.pooling.activate else -share]
+    stats = RequestStats(prompt_tokens=len(ids), cached_tokens=4, computed_tokens=len(ids))
+    return Delta(
+        *(request.id, request.attempt, 0, 0),
+        finish="stop",
+        stats=script.stats or stats,
+        vector=struct.pack(f"<{len(vector)}f", *vector),
+    )
 
 
 def _text(reply: bytes, offset: int) -> str:

@@ -2,54 +2,22 @@
 
 from __future__ import annotations
 
-from typing import Any
-
-from baton_protocol.errors import InvalidRequest
 from baton_protocol.sampling import ALL_LOGPROBS, MAX_CHOICES, MOST_LOGPROBS, beams_refuse
 from baton_router.openai.fields.errors import wrong
 from baton_router.openai.fields.generation import LOGPROBS_LIMIT, GenerationFields
-from baton_router.openai.fields.kinds import Schema, ValueKind, integer, integers
+from baton_router.openai.fields.kinds import ValueKind, integer, prompts
 from baton_router.openai.fields.table import TRUE, flag, needs, optional, required, rule
 
 MAX_PROMPTS = 1024
-_IDS: Schema = {"type": "array", "minItems": 1, "items": {"type": "integer", "minimum": 0}}
-_SEVERAL = {"type": "array", "minItems": 1, "maxItems": MAX_PROMPTS}
-_PROMPTS: Schema = {
-    "anyOf": [
-        {"type": "string"},
-        _IDS,
-        _SEVERAL | {"items": {"type": "string"}},
-        _SEVERAL | {"items": _IDS},
-    ]
-}
 BEST_OF_AGREES = "best_of is at least n, and is n with stream or use_beam_search"
 # The lower bound depends on `echo`, so a rule checks it.
 TOKENS = ValueKind(integer().read, integer(0).schema)
-_ALLOWED = "it must be a string, a list of strings, token ids or a list of token id lists"
-
-
-def _read_prompts(at: str, value: Any) -> list[str | tuple[int, ...]]:
-    if isinstance(value, str):
-        return [value]
-    if not isinstance(value, list) or not value:
-        raise wrong(at, value, _ALLOWED)
-    ids = integers(value)
-    if ids is not None:
-        return [tuple(ids)]
-    if len(value) > MAX_PROMPTS:
-        raise InvalidRequest(f"{at} holds {len(value)} prompts; at most {MAX_PROMPTS}", param=at)
-    if all(isinstance(item, str) for item in value):
-        return list(value)
-    lists = [integers(item) if isinstance(item, list) else None for item in value]
-    if None in lists:
-        raise wrong(at, value, _ALLOWED)
-    return [tuple(ids) for ids in lists if ids is not None]
 
 
 class CompletionFields(GenerationFields, route="/v1/completions"):
     """A completion's body."""
 
-    prompt = required(ValueKind(_read_prompts, _PROMPTS), "each prompt is answered separately")
+    prompt = required(prompts(MAX_PROMPTS), "each prompt is answered separately")
     logprobs = optional(
         integer(ALL_LOGPROBS, MOST_LOGPROBS),
         f"of each generated token and of this number of likely tokens; {LOGPROBS_LIMIT}",

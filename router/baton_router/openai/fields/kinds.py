@@ -184,6 +184,39 @@ def ids(most: int, least: int = 0) -> ValueKind[tuple[int, ...]]:
     return ValueKind(read, {"type": "array", "items": items, "minItems": least, "maxItems": most})
 
 
+def prompts(most: int) -> ValueKind[list[str | tuple[int, ...]]]:
+    """A text, token ids, or a list of at most `most` of either; not checked against the
+    vocabulary."""
+    allowed = "it must be a string, a list of strings, token ids or a list of token id lists"
+
+    def read(at: str, value: Any) -> list[str | tuple[int, ...]]:
+        if isinstance(value, str):
+            return [value]
+        if not isinstance(value, list) or not value:
+            raise wrong(at, value, allowed)
+        ids = integers(value)
+        if ids is not None:
+            return [tuple(ids)]
+        if len(value) > most:
+            raise InvalidRequest(f"{at} holds {len(value)} prompts; at most {most}", param=at)
+        if all(isinstance(item, str) for item in value):
+            return list(value)
+        lists = [integers(item) if isinstance(item, list) else None for item in value]
+        if None in lists:
+            raise wrong(at, value, allowed)
+        return [tuple(ids) for ids in lists if ids is not None]
+
+    one: Json = {"type": "array", "minItems": 1, "items": {"type": "integer", "minimum": 0}}
+    several: Json = {"type": "array", "minItems": 1, "maxItems": most}
+    forms = [
+        {"type": "string"},
+        one,
+        several | {"items": {"type": "string"}},
+        several | {"items": one},
+    ]
+    return ValueKind(read, {"anyOf": forms})
+
+
 def integers(values: list[Any]) -> list[int] | None:
     """The list with 16.0 as 16; None if it holds anything but integers."""
     types = set(map(type, values))

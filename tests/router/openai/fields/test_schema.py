@@ -30,6 +30,10 @@ from baton_router.openai.sampling import check_alone
 from baton_router.openai.structured_output import NAMES, ONE_AT_MOST
 from baton_router.openai.tokenize_call import TokenizeCall
 from baton_router.openai.tools import MAX_NAME, TOOLS_AGREE
+from baton_router.pooling.embeddings import EmbeddingsCall
+from baton_router.pooling.fields import LENGTHS_AGREE, SIDES
+from baton_router.pooling.rerank import RerankCall
+from baton_router.pooling.score import ScoreCall
 from baton_router.responses import fields as responses
 from baton_router.responses.call import ResponseCall
 from baton_router.responses.fields import InputTokenFields
@@ -51,12 +55,19 @@ REQUIRED_FIELDS: dict[str, Json] = {
     "BatchChatRequest": {"messages": [[USER]]},
     "GenerateRequest": {"token_ids": [1]},
     "ScoringRequest": {"query": "x", "items": ["y"], "label_token_ids": [1]},
+    "EmbeddingRequest": {"input": "x"},
+    "ScoreRequest": {"text_1": "x", "text_2": "y"},
+    "RerankRequest": {"query": "x", "documents": ["y"]},
     "DrainRequest": {},
     "PrefixRequest": {"ttl_s": 60},
     "SleepRequest": {},
     "WakeRequest": {},
 }
-NOT_BESIDE = {("TokenizeRequest", "prompt")}  # a required field excludes it
+# A required field excludes them.
+NOT_BESIDE = {
+    ("TokenizeRequest", "prompt"),
+    *(("ScoreRequest", name) for names in SIDES[1:] for name in names),
+}
 TOOLS = {"tools": [{"type": "function", "function": {"name": "x" * MAX_NAME}}]}
 # Fields that another field requires for its whole range of values.
 REQUIRED_BESIDE: dict[str, Json] = {
@@ -103,7 +114,14 @@ IN_WORDS_FOR_GENERATE = {
     "sampling_params.prompt_logprobs": GENERATE_AGREES,
     "sampling_params.detokenize": GENERATE_AGREES,
 }
-STATED = IN_WORDS | IN_WORDS_FOR_CHATS | IN_WORDS_FOR_RESPONSES | IN_WORDS_FOR_GENERATE
+IN_WORDS_FOR_SCORES = {names[1]: LENGTHS_AGREE for names in SIDES}
+STATED = {
+    **IN_WORDS,
+    **IN_WORDS_FOR_CHATS,
+    **IN_WORDS_FOR_RESPONSES,
+    **IN_WORDS_FOR_GENERATE,
+    **IN_WORDS_FOR_SCORES,
+}
 TEXT = st.text(st.characters(codec="utf-8"), max_size=5)
 ANYTHING: st.SearchStrategy[Any] = (
     st.none() | st.booleans() | st.integers(-5, 5) | TEXT | st.just([]) | st.just({})
@@ -128,6 +146,9 @@ READERS: dict[str, Callable[[Json], object]] = {
     "GenerateRequest": read_generation(GenerateCall.from_body),
     "ScoringRequest": read_generation(ScoringCall.from_body),
     "DetokenizeRequest": lambda body: read_fields(DetokenizeFields, body),
+    "EmbeddingRequest": EmbeddingsCall.from_body,
+    "ScoreRequest": ScoreCall.from_body,
+    "RerankRequest": RerankCall.from_body,
     "DrainRequest": lambda body: parse_drain(msgspec.json.encode(body)),
     "PrefixRequest": lambda body: read_fields(PrefixFields, body),
     "SleepRequest": lambda body: read_fields(SleepFields, body),

@@ -1,0 +1,1 @@
+"""Vectors of texts and scores of pairs: /v1/embeddings, /score and /rerank."""
