@@ -18,6 +18,7 @@ hub's model is fetched when a caller names one.
     config      settings of an engine and of its model
     interface   Protocols and records between an engine, its runner and a node
     progress    progress line of a long start
+    vectors     from a pooling model's numbers to an answer
     errors      errors that are found before an engine runs
 
 Nothing is imported before its first access: a simulated node must not load torch, which LLM and
