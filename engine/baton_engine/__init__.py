@@ -42,19 +42,31 @@ if TYPE_CHECKING:
         SamplingParams,
         StructuredOutputsParams,
     )
+    from baton_engine.offline.pooling import (
+        ClassificationRequestOutput,
+        EmbeddingRequestOutput,
+        PoolingRequestOutput,
+        ScoringRequestOutput,
+    )
     from baton_engine.offline.prompts import TextPrompt, TokensPrompt
+    from baton_protocol.pooling import PoolingParams
 
 __all__ = [
     "LLM",
     "AsyncEngineArgs",
     "BeamSearchParams",
+    "ClassificationRequestOutput",
     "CompletionOutput",
+    "EmbeddingRequestOutput",
     "EngineArgs",
     "GuidedDecodingParams",
     "LLMEngine",
+    "PoolingParams",
+    "PoolingRequestOutput",
     "RequestOutput",
     "RequestOutputKind",
     "SamplingParams",
+    "ScoringRequestOutput",
     "StructuredOutputsParams",
     "TextPrompt",
     "TokensPrompt",
@@ -68,6 +80,10 @@ _MODULES = {
     "offline.parameters": (
         *("GuidedDecodingParams", "RequestOutputKind", "SamplingParams"),
         "StructuredOutputsParams",
+    ),
+    "offline.pooling": (
+        *("ClassificationRequestOutput", "EmbeddingRequestOutput", "PoolingParams"),
+        *("PoolingRequestOutput", "ScoringRequestOutput"),
     ),
     "offline.prompts": ("TextPrompt", "TokensPrompt"),
 }

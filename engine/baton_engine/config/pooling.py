@@ -44,21 +44,18 @@ def with_pooling(
 ) -> ModelConfig:
     """The config with what the model answers with. `values` are those of config.json. Raises
     ModelError, or UnsupportedModel for a pooling model that is not supported."""
-    pooling = _pooling(values, folder, runner)
+    pooling = _pooling(config, values, folder, runner)
     if not pooling:
         return config
-    if pooling == "embed":
-        return replace(config, pooling=pooling)
-    if config.bridge is not None:
-        raise UnsupportedModel(
-            f"{config.architecture} is computed by transformers' code, without a head of classes"
-        )
-    return replace(config, pooling=pooling, classes=_classes(values))
+    classes = _classes(values) if pooling == "classify" else 0
+    return replace(config, pooling=pooling, classes=classes)
 
 
-def _pooling(values: Mapping[str, Any], folder: Path, runner: RunnerType) -> Pooling:
-    [name] = values["architectures"][:1] or [""]
-    if name.endswith((CLASSIFIER, HEADLESS)):
+def _pooling(
+    config: ModelConfig, values: Mapping[str, Any], folder: Path, runner: RunnerType
+) -> Pooling:
+    name = values["architectures"][0]
+    if name.endswith(CLASSIFIER) or config.architecture == causal_name(name):
         if runner == "generate":
             raise UnsupportedModel(
                 f"--runner generate: architecture {name} has no head of tokens; use --runner auto"
