@@ -104,7 +104,7 @@ def test_a_classifier_of_one_class_reads_both_texts_as_one_prompt(llms: dict[str
         ),
         (
             "embed",
-            lambda llm: llm.embed("a", pooling_params=PoolingParams(dimensions="9")),
+            lambda llm: llm.embed("a", pooling_params=PoolingParams(dimensions="9")),  # type: ignore[arg-type]
             "pooling parameters",
         ),
         ("classify", lambda llm: llm.embed("a"), r"use classify\(\) and score\(\)"),
