@@ -5,8 +5,8 @@
 OPTIONS is JSON: further options of vLLM's engine. In, a line of JSON each: {"prompts",
 "new_tokens", "keep_cache"}. Out: {"seconds", "ids"} of that pass; first of all {"version"}. With
 the option `runner` "pooling", a line needs "prompts" only, and "vectors" come instead of ids.
-Imports nothing of ours. Each pass is timed here, so the pipe costs nothing, and begins with an empty prefix
-cache unless `keep_cache` is true. vLLM's own settings but for eager mode.
+Imports nothing of ours. Each pass is timed here, so the pipe costs nothing, and begins with an
+empty prefix cache unless `keep_cache` is true. vLLM's own settings but for eager mode.
 """
 
 from __future__ import annotations
