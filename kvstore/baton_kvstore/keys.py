@@ -97,6 +97,11 @@ def pin_key(pool: str, id: str) -> bytes:
     return f"p1:{pool}:{id}".encode()
 
 
+def lease_key(pool: str, name: str) -> bytes:
+    """index: who holds the lease of this name."""
+    return f"l1:{pool}:{name}".encode()
+
+
 def ttl_ms(depth: int, base_s: float = DEFAULT_TTL_S, kept_until: int = 0) -> int:
     """Return the lifetime in milliseconds of the chunk at index `depth` of its chain (0: the head).
 

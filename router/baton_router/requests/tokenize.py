@@ -36,6 +36,7 @@ from baton_text.grammars.errors import GrammarError
 from baton_text.tokenizer import LONG_TEXT, MOST_AT_ONCE, TextTooLong, Tokenizer
 
 SEED_BITS = 63
+BACKGROUND_RANK = (1 << 63) - 1  # the last of an engine's priorities
 # Limit for all prompts of a call: each token takes 8 bytes until the call is answered.
 MAX_TOKENS = 1 << 20
 # Limit for all prompts of a call: each prompt's jobs carry the grammar, at each placement.
@@ -57,11 +58,12 @@ async def prepare(
     ranking: Ranking | None = None,
     traceparent: str = "",
     shared: bool = False,
+    background: bool = False,
 ) -> list[Prepared]:
     """Tokenize and check every prompt of the call. Raise InvalidRequest or PromptTooLong before any
     is placed. A call for more than `max_sequences` sequences fails before tokenization. `deadline`
     is a time of the router's clock. In a `shared` pool a client may let other tenants go first, but
-    not go before them: engines get no priority below 0."""
+    not go before them: engines get no priority below 0. A call in the `background` goes last."""
     prompts = await _render_prompts(call, serving)
     _check_sequences(len(prompts), call.sampling.get("n", 1), max_sequences)
     parsing = call.parsing(serving.model, prompts)
@@ -100,7 +102,7 @@ async def prepare(
             salt=tenant.salt,
             traceparent=traceparent,
             continues_prompt=call.continues_prompt,
-            priority=max(0, call.priority) if shared else call.priority,
+            priority=BACKGROUND_RANK if background else _rank(call, shared),
         )
         chunks = await _hash_chunks(ids, serving.sample, tenant.salt)
         fills = sampling.get("max_tokens") is None and call.default_max_tokens is None
@@ -111,6 +113,10 @@ async def prepare(
             )
         )
     return prepared
+
+
+def _rank(call: Call, shared: bool) -> int:
+    return max(0, call.priority) if shared else call.priority
 
 
 def _check_sequences(prompts: int, n: int, limit: int | None) -> None:
