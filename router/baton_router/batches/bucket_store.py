@@ -8,6 +8,7 @@ as AWS_ACCESS_KEY_ID, AWS_REGION and AWS_ENDPOINT_URL. The server must support c
 from __future__ import annotations
 
 from collections.abc import AsyncIterator, Awaitable
+from datetime import timedelta
 from typing import TypeVar
 
 import obstore
@@ -20,6 +21,8 @@ from baton_router.errors import StartError
 T = TypeVar("T")
 PART = 8 << 20  # bytes of one part of a large object's upload
 TIMEOUT = "60s"
+RETRY_S = 20
+NO_BUCKET = "NoSuchBucket"
 
 
 class BucketStore:
@@ -29,7 +32,9 @@ class BucketStore:
         try:
             # Plain HTTP is what servers inside a cluster speak.
             self._store = S3Store.from_url(
-                url, client_options={"allow_http": True, "timeout": TIMEOUT}
+                url,
+                client_options={"allow_http": True, "timeout": TIMEOUT},
+                retry_config={"max_retries": 3, "retry_timeout": timedelta(seconds=RETRY_S)},
             )
         except BaseError as error:
             raise StartError(f"--file-store {url}: {_reason(error)}") from None
@@ -39,7 +44,7 @@ class BucketStore:
             await obstore.put_async(self._store, checked_key(key), data, mode="create")
         except AlreadyExistsError:
             return False
-        except BaseError as error:
+        except (BaseError, FileNotFoundError) as error:
             raise ObjectStoreFailed(_reason(error)) from error
         return True
 
@@ -61,7 +66,7 @@ class BucketStore:
         except BaseException as error:
             if failure:
                 raise failure[0] from None
-            if isinstance(error, BaseError):
+            if isinstance(error, BaseError | FileNotFoundError):
                 raise ObjectStoreFailed(_reason(error)) from error
             raise
 
@@ -107,7 +112,9 @@ class BucketStore:
     async def _found(self, reading: Awaitable[bytes]) -> bytes | None:
         try:
             return await reading
-        except FileNotFoundError:
+        except FileNotFoundError as error:
+            if NO_BUCKET in str(error):
+                raise ObjectStoreFailed(_reason(error)) from error
             return None
         except BaseError as error:
             raise ObjectStoreFailed(_reason(error)) from error

@@ -5,11 +5,12 @@
     batches/TENANT/BATCH/begun      its lines were checked, and are being answered
     batches/TENANT/BATCH/cancelled  the client cancels it
     batches/TENANT/BATCH/finishing  no more lines are answered; the files are written
-    batches/TENANT/BATCH/end        how it ended
+    batches/TENANT/BATCH/ending     how it ends
+    batches/TENANT/BATCH/end        the same, once clients find its files
     parts/BATCH/PART                some answers, as lines of NUMBER, 1 or 0 for success, and JSON
 
 Each object is created once and never changed, so routers that work on one batch at the same time,
-because one was thought dead, cannot undo each other's work: the first end counts, and of two
+because one was thought dead, cannot undo each other's work: the first ending counts, and of two
 answers to one line the first part's.
 """
 
@@ -58,6 +59,7 @@ class BatchState:
     begun: BatchMoment | None
     cancelled: BatchMoment | None
     finishing: BatchMoment | None
+    ending: BatchEnd | None
     end: BatchEnd | None
 
     @property
@@ -118,7 +120,7 @@ class Journal:
         # The order first: a crash between the two leaves a batch that nobody was told of.
         await self._store.create(f"batches/{folder}/{order.id}/order", msgspec.json.encode(order))
         await self._store.create(f"queue/{order.id}", tenant.encode())
-        return await self.describe(BatchState(order, None, None, None, None))
+        return await self.describe(BatchState(order, None, None, None, None, None))
 
     async def find(self, tenant: str, id: str) -> BatchState:
         """Raise NotFound for an unknown batch, and for another tenant's."""
@@ -202,14 +204,11 @@ class Journal:
             None if value is None else decode(value, BatchMoment)
             for value in [await read(name) for name in get_args(Moment)]
         ]
-        end = await read("end")
-        return BatchState(
-            decode(order, BatchOrder),
-            begun,
-            cancelled,
-            finishing,
-            None if end is None else decode(end, BatchEnd),
-        )
+        ending, end = [
+            None if value is None else decode(value, BatchEnd)
+            for value in [await read(name) for name in ("ending", "end")]
+        ]
+        return BatchState(decode(order, BatchOrder), begun, cancelled, finishing, ending, end)
 
     async def note(self, order: BatchOrder, moment: Moment, total: int = 0) -> None:
         """Note that a batch has reached this moment, unless it did before."""
@@ -244,18 +243,19 @@ class Journal:
                     yield LineAnswer(int(number), succeeded == b"1", answer)
 
     async def end(self, order: BatchOrder, end: BatchEnd) -> BatchEnd:
-        """End a batch, unless it has ended. Return its end."""
-        key = f"{_folder(order)}/end"
+        """Decide how a batch ends, unless that is decided. Return how it ends; then close it."""
+        key = f"{_folder(order)}/ending"
         if await self._store.create(key, msgspec.json.encode(end)):
             return end
         earlier = await self._store.read(key)
         return end if earlier is None else decode(earlier, BatchEnd)
 
     async def close(self, order: BatchOrder, end: BatchEnd, files: Files) -> None:
-        """Publish the files of a batch that has ended, and forget its parts. Idempotent."""
+        """Publish the files and the end of a batch, and forget its parts. Idempotent."""
         for file in (end.output, end.error):
             if file is not None:
                 await files.publish(order.tenant, file)
+        await self._store.create(f"{_folder(order)}/end", msgspec.json.encode(end))
         for part in await self.parts(order):
             await self._store.delete(part)
         await self.forget(order.id)

@@ -88,8 +88,8 @@ class BatchRun:
         state = await shop.journal.read(order.tenant, order.id)
         if state is None:
             return
-        if state.end is not None:
-            await shop.journal.close(order, state.end, shop.files)
+        if state.ending is not None:
+            await shop.journal.close(order, state.ending, shop.files)
             return
         total = state.begun.total if state.begun is not None else 0
         try:

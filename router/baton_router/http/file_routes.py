@@ -19,6 +19,7 @@ from typing import Any, TypeVar
 
 import msgspec
 from aiohttp import BodyPartReader, MultipartReader, web
+from aiohttp.http_exceptions import HttpProcessingError
 
 from baton_protocol.errors import BodyTimeout, InvalidRequest, MalformedBody, NotFound, TooLarge
 from baton_router.batches.files import Files, WrittenBytes
@@ -40,6 +41,10 @@ CHUNK = 1 << 20  # bytes read or written at a time
 SHORTEST_S, LONGEST_S = 3600, 30 * 86_400  # lifetime of a file
 MOST_PARTS = 16  # of a form
 LONGEST_PART = 1024  # bytes of a form's other parts
+
+
+# What aiohttp raises for bytes that are no form.
+_NO_FORM = (ValueError, RuntimeError, web.RequestPayloadError, HttpProcessingError)
 
 
 class ExpiryFields(FieldTable):
@@ -123,7 +128,7 @@ class FileRoutes:
         try:
             try:
                 given = await form.read(request)
-            except (ValueError, AssertionError, web.RequestPayloadError) as error:
+            except _NO_FORM as error:
                 reason = str(error).strip().rpartition("\n")[2][:200] or "it breaks off"
                 raise MalformedBody(f"the form cannot be read: {reason}") from error
             fields = read_fields(FileFields, given)
@@ -219,27 +224,28 @@ class _Form:
                 return given
             if isinstance(part, MultipartReader) or not part.name:
                 raise MalformedBody("a part of the form has no name, or is a form itself")
-            if part.name in given:
-                raise InvalidRequest(f"the form has {show(part.name)} twice", param="form")
-            if part.name == "file" and part.filename is not None:
+            name = _plain(part.name)
+            if name in given:
+                raise InvalidRequest(f"the form has {show(name)} twice", param=name)
+            if name == "file" and part.filename is not None:
                 _check_purpose(given)
-                self.name = part.filename
+                self.name = _plain(part.filename)
                 self.written = await self._files.receive(self._tenant, self._chunks(part))
                 given["file"] = self.written
             else:
-                _add_field(given, part.name, await self._text(part))
+                _add_field(given, name, await self._text(part, name))
         raise MalformedBody(f"the form has more than {MOST_PARTS} parts")
 
     async def _chunks(self, part: BodyPartReader) -> AsyncIterator[bytes]:
         while chunk := await self._chunk(part):
             yield chunk
 
-    async def _text(self, part: BodyPartReader) -> str:
+    async def _text(self, part: BodyPartReader, name: str) -> str:
         data = b""
         while chunk := await self._chunk(part):
             data += chunk
             if len(data) > LONGEST_PART:
-                raise TooLarge(f"{show(part.name)} has more than {LONGEST_PART} bytes")
+                raise TooLarge(f"{show(name)} has more than {LONGEST_PART} bytes")
         return data.decode()
 
     async def _chunk(self, part: BodyPartReader) -> bytes:
@@ -306,6 +312,11 @@ def _query_choice(request: web.Request, name: str, allowed: Sequence[str]) -> st
     if value is not None and value not in allowed:
         raise wrong(name, value, f"use one of {', '.join(allowed)}")
     return value
+
+
+def _plain(header: str) -> str:
+    """A text of a header that can be written again: it may hold bytes that are not UTF-8."""
+    return header.encode(errors="replace").decode()
 
 
 def _check_purpose(given: Mapping[str, Any]) -> None:
