@@ -200,9 +200,8 @@ async def test_an_upload_that_pauses_or_breaks_off_leaves_nothing(
         for hangs in (True, False):
             reader, writer = await asyncio.open_connection("127.0.0.1", int(port))
             head = f"POST /v1/files HTTP/1.1\r\nHost: localhost\r\nContent-Type: {FORM}\r\n"
-            writer.write(
-                head.encode() + b"Content-Length: 100000\r\n\r\n" + FILE[:-4] + b"x" * 5000
-            )
+            head += "Content-Length: 100000\r\n\r\n"
+            writer.write(head.encode() + FILE[:-4] + b"x" * 5000)
             await writer.drain()
             if hangs:
                 assert b"408" in await reader.readline()

@@ -105,5 +105,5 @@ async def test_what_a_killed_writer_left_in_a_folder_is_deleted_later(tmp_path: 
 
 def test_a_folder_that_cannot_be_written_stops_the_start(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
-    with pytest.raises(StartError, match="--file-store .* cannot write there"):
+    with pytest.raises(StartError, match=r"--file-store .* cannot write there"):
         open_store(str(tmp_path / "file" / "below"))

@@ -6,8 +6,8 @@ import urllib.request
 from collections.abc import Iterator
 from contextlib import contextmanager
 
+import pytest
 from moto.server import ThreadedMotoServer
-from pytest import MonkeyPatch
 
 BUCKET = "baton-files"
 
@@ -27,7 +27,7 @@ def s3_server() -> Iterator[str]:
         server.stop()
 
 
-def use_server(patch: MonkeyPatch, url: str) -> None:
+def use_server(patch: pytest.MonkeyPatch, url: str) -> None:
     """Let clients of this test use the server."""
     patch.setenv("AWS_ENDPOINT_URL", url)
     patch.setenv("AWS_REGION", "us-east-1")
