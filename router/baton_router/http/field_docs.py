@@ -16,7 +16,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from baton_router.http.batch_routes import BatchFields
 from baton_router.http.drain import DrainFields
+from baton_router.http.file_routes import FileFields
 from baton_router.http.node_sleep import SleepFields, WakeFields
 from baton_router.http.prefixes import PrefixFields
 from baton_router.openai.fields.chat import ChatFields
@@ -42,6 +44,7 @@ SECTIONS: Mapping[str, Mapping[str, type[FieldTable]]] = {
         "sleep": SleepFields,
         "wake": WakeFields,
     },
+    "batch": {"files": FileFields, "batches": BatchFields},
 }
 GENERATION = ("chat", "completions")
 SHARED = "both"

@@ -29,8 +29,24 @@ from baton_protocol.errors import (
     Unavailable,
 )
 from baton_protocol.store import Exact
+from baton_router.batches.records import Batch, BatchList, FileDeleted, FileList, FileObject
+from baton_router.http.batch_routes import (
+    BATCHES_PATH,
+    USUALLY_LISTED,
+    BatchFields,
+)
+from baton_router.http.batch_routes import (
+    MOST_LISTED as MOST_BATCHES,
+)
 from baton_router.http.drain import DrainFields, NodeDrain
-from baton_router.http.media_types import EVENTS_TYPE, JSON_TYPE, TEXT_TYPE
+from baton_router.http.file_routes import FILES_PATH, MOST_LISTED, PURPOSES, FileFields
+from baton_router.http.media_types import (
+    BYTES_TYPE,
+    EVENTS_TYPE,
+    FORM_TYPE,
+    JSON_TYPE,
+    TEXT_TYPE,
+)
 from baton_router.http.node_sleep import NodeSleep, SleepFields, WakeFields
 from baton_router.http.pool_records import Pool
 from baton_router.http.prefix_cache import RESET_PATH, CacheReset
@@ -75,12 +91,15 @@ BODIES: Mapping[str, type[FieldTable]] = {
     "PrefixRequest": PrefixFields,
     "SleepRequest": SleepFields,
     "WakeRequest": WakeFields,
+    "FileRequest": FileFields,
+    "BatchRequest": BatchFields,
 }
 
 # Groups of operations for generated clients and pages.
-Tag = Literal["generation", "tokens", "models", "requests", "health", "operations"]
+Tag = Literal["generation", "batches", "tokens", "models", "requests", "health", "operations"]
 TAGS: Mapping[Tag, str] = {
     "generation": "Answers to conversations and continuations of prompts.",
+    "batches": "Requests of a file that run when the pool has room, and the files.",
     "tokens": "The tokens of texts and conversations, and the texts of tokens.",
     "models": "The models that the pool serves.",
     "requests": "How a request was served: its placement, the reason, and how long each part took.",
@@ -90,7 +109,7 @@ TAGS: Mapping[Tag, str] = {
 PARAMETERS: Mapping[str, str] = {
     "model": "The model's name, as `/v1/models` lists it.",
     "id": "The id of a request, from the `x-baton-request-id` header of its answer; or of a prefix,"
-    " as `/prefixes` lists it.",
+    " a file or a batch, as its list has it.",
     "node": "The node's id, as `/pool` lists it.",
 }
 INFO: Json = {
@@ -126,6 +145,21 @@ NOT_SERVED: Json = {
     "description": "Whether to clear the KV store, which is not supported.",
     "schema": {"type": "string", "enum": ["false"], "default": "false"},
 }
+AFTER: Json = {
+    "description": "The id of the last item of the page before.",
+    "schema": {"type": "string"},
+}
+
+
+def _one_of(description: str, values: Sequence[str]) -> Json:
+    return {"description": description, "schema": {"type": "string", "enum": list(values)}}
+
+
+def _limit(most: int, usual: int) -> Json:
+    schema = {"type": "integer", "minimum": 1, "maximum": most, "default": usual}
+    return {"description": "Number of items of the page.", "schema": schema}
+
+
 REQUEST_ID: Json = {
     "name": "x-request-id",
     "in": "header",
@@ -139,6 +173,7 @@ Errors = Sequence[type[BatonError]]
 _ANY: Errors = (InvalidRequest, Forbidden, InternalError)
 _KEYED: Errors = (*_ANY, Unauthorized)
 _WITH_BODY: Errors = (*_KEYED, NotFound, BodyTimeout, TooLarge, Saturated, Unavailable)
+_STORED: Errors = (*_KEYED, NotFound, Unavailable)
 _GENERATION: Errors = (*_WITH_BODY, DeadlineExceeded)
 
 
@@ -147,7 +182,8 @@ class OpenAPIOperation:
     """One method of one route.
 
     `answers` are the successful answers by status (and any other without the error's shape); with
-    `listed`, a list of them. `event` is the record in a stream's events. `body` is a key of BODIES.
+    `listed`, a list of them. `event` is the record in a stream's events. `body` is a key of BODIES;
+    with `form`, clients send it as a form. An answer of the type `bytes` is a file's content.
     The operation needs a key if its errors include Unauthorized. `query` are its query
     parameters."""
 
@@ -160,6 +196,7 @@ class OpenAPIOperation:
     errors: Errors = _ANY
     body: str | None = None
     body_required: bool = True
+    form: bool = False
     event: type | None = None
     listed: bool = False
     query: Mapping[str, Json] = field(default_factory=dict)
@@ -182,7 +219,7 @@ class OpenAPIOperation:
             schema = {"$ref": REF.format(name=self.body)}
             operation["requestBody"] = {
                 "required": self.body_required,
-                "content": {JSON_TYPE: {"schema": schema}},
+                "content": {FORM_TYPE if self.form else JSON_TYPE: {"schema": schema}},
             }
         operation["responses"] = self._responses()
         return operation
@@ -211,6 +248,8 @@ class OpenAPIOperation:
     def _content(self, answer: type | None) -> Json:
         if answer is dict:
             return {JSON_TYPE: {"schema": {"type": "object"}}}
+        if answer is bytes:
+            return {BYTES_TYPE: {"schema": {"type": "string", "format": "binary"}}}
         if answer is None:
             return {TEXT_TYPE: {"schema": {"type": "string"}}}
         schema = _ref(answer)
@@ -248,6 +287,99 @@ OPERATIONS = (
         errors=_GENERATION,
         body="CompletionRequest",
         event=CompletionChunk,
+    ),
+    OpenAPIOperation(
+        method="POST",
+        path=FILES_PATH,
+        tag="batches",
+        summary="Upload a file",
+        description="Stores the input of a batch: JSON lines, each with `custom_id`, `method`, "
+        "`url` and `body`.",
+        answers={200: FileObject},
+        errors=_WITH_BODY,
+        body="FileRequest",
+        form=True,
+    ),
+    OpenAPIOperation(
+        method="GET",
+        path=FILES_PATH,
+        tag="batches",
+        summary="List the files",
+        description="Lists the tenant's files, the newest first.",
+        answers={200: FileList},
+        errors=_STORED,
+        query={
+            "purpose": _one_of("Only files with this purpose.", PURPOSES),
+            "limit": _limit(MOST_LISTED, MOST_LISTED),
+            "order": _one_of("By time of creation.", ("asc", "desc")),
+            "after": AFTER,
+        },
+    ),
+    OpenAPIOperation(
+        method="GET",
+        path=f"{FILES_PATH}/{{id}}",
+        tag="batches",
+        summary="Get a file",
+        description="Describes one file.",
+        answers={200: FileObject},
+        errors=_STORED,
+    ),
+    OpenAPIOperation(
+        method="GET",
+        path=f"{FILES_PATH}/{{id}}/content",
+        tag="batches",
+        summary="Read a file",
+        description="The bytes of one file.",
+        answers={200: bytes},
+        errors=_STORED,
+    ),
+    OpenAPIOperation(
+        method="DELETE",
+        path=f"{FILES_PATH}/{{id}}",
+        tag="batches",
+        summary="Delete a file",
+        description="Deletes one file. A batch that still reads it fails.",
+        answers={200: FileDeleted},
+        errors=_STORED,
+    ),
+    OpenAPIOperation(
+        method="POST",
+        path=BATCHES_PATH,
+        tag="batches",
+        summary="Queue a batch",
+        description="The requests of a file run when the pool has room. Their answers are in the "
+        "batch's output file, and errors in its error file.",
+        answers={200: Batch},
+        errors=_WITH_BODY,
+        body="BatchRequest",
+    ),
+    OpenAPIOperation(
+        method="GET",
+        path=BATCHES_PATH,
+        tag="batches",
+        summary="List the batches",
+        description="Lists the tenant's batches, the newest first.",
+        answers={200: BatchList},
+        errors=_STORED,
+        query={"limit": _limit(MOST_BATCHES, USUALLY_LISTED), "after": AFTER},
+    ),
+    OpenAPIOperation(
+        method="GET",
+        path=f"{BATCHES_PATH}/{{id}}",
+        tag="batches",
+        summary="Get a batch",
+        description="Describes one batch: its state, and how many of its requests have answers.",
+        answers={200: Batch},
+        errors=_STORED,
+    ),
+    OpenAPIOperation(
+        method="POST",
+        path=f"{BATCHES_PATH}/{{id}}/cancel",
+        tag="batches",
+        summary="Cancel a batch",
+        description="Ends the batch. Its output file has the answers so far.",
+        answers={200: Batch},
+        errors=_WITH_BODY,
     ),
     OpenAPIOperation(
         method="POST",
@@ -496,7 +628,7 @@ def _schemas(operations: Sequence[OpenAPIOperation]) -> dict[str, Json]:
     answers: list[type | None] = [ErrorAnswer]
     for operation in operations:
         answers += [*operation.answers.values(), operation.event]
-    records = dict.fromkeys(answer for answer in answers if answer not in (None, dict))
+    records = dict.fromkeys(answer for answer in answers if answer not in (None, dict, bytes))
     _, components = msgspec.json.schema_components(records, ref_template=REF)
     for component in components.values():
         for field_schema in component.get("properties", {}).values():
