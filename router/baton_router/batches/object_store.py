@@ -25,12 +25,11 @@ logger = logging.getLogger(__name__)
 class ObjectStoreFailed(Unavailable):
     """The store cannot be read or written now. The log has the reason, which may hold addresses."""
 
-    code = "file_store_failed"
-
     def __init__(self, reason: object) -> None:
         super().__init__(
             "the router cannot use its file store now; its log has the reason; send the request "
-            "again later"
+            "again later",
+            code="file_store_failed",
         )
         logger.warning("the file store fails: %s", reason)
 

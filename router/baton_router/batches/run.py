@@ -31,6 +31,7 @@ _NAMES = ("output", "error")
 LOOK_S = 0.02  # between two looks for room
 CHECK_S = 1.0  # between two checks for a cancellation; answers are kept as often
 MOST_KEPT = 4 << 20  # bytes of answers in memory, beside those that are being computed
+INPUT_GONE = "input_file_gone"
 UNANSWERED = {
     "expired": ("batch_expired", "the batch expired before this request could run"),
     "cancelled": ("batch_cancelled", "the batch was cancelled before this request could run"),
@@ -107,7 +108,7 @@ class BatchRun:
         except InputGone:
             message = f"the file {order.input_file_id} is gone; batches need it until they end"
             error = BatchError(
-                code="input_file_gone", message=message, param="input_file_id", line=None
+                code=INPUT_GONE, message=message, param="input_file_id", line=None
             )
             await self._finish("failed", total, [error])
 
