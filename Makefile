@@ -217,7 +217,7 @@ requirements: ## write what images install, with hashes, from pyproject.toml and
 		--custom-compile-command "make requirements" --python-version $(IMAGE_PYTHON) \
 		--python-platform x86_64-unknown-linux-gnu -c constraints.txt -o "$$@"; }; \
 	list operator/requirements.txt pyproject.toml --extra operator; \
-	list router/requirements.txt pyproject.toml --extra router --extra otel; \
+	list router/requirements.txt pyproject.toml --extra router --extra otel --extra s3; \
 	list node/requirements-sim.txt pyproject.toml --extra serve --extra otel; \
 	list node/requirements.txt pyproject.toml --extra bridge --extra otel; \
 	sed -n 's/^requires = \[\(.*\)\]/\1/p' pyproject.toml | tr -d '"' | tr ',' '\n' \

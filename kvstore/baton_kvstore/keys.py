@@ -124,6 +124,11 @@ def response_lease_key(pool: str, tenant: str, id: str) -> bytes:
     return f"rl1:{pool}:{tenant}:{id}".encode()
 
 
+def lease_key(pool: str, name: str) -> bytes:
+    """index: who holds the lease of this name."""
+    return f"l1:{pool}:{name}".encode()
+
+
 def ttl_ms(depth: int, base_s: float = DEFAULT_TTL_S, kept_until: int = 0) -> int:
     """Return the lifetime in milliseconds of the chunk at index `depth` of its chain (0: the head).
 

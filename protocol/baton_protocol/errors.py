@@ -69,6 +69,9 @@ SECTIONS: Mapping[str, str] = {
     "rate_limited": "operations/limits.md#admission",
     "queue_full": "operations/limits.md#admission",
     "saturated": "operations/limits.md#admission",
+    "no_file_store": "batches.md#where-files-are",
+    "too_many_files": "batches.md#where-files-are",
+    "too_many_batches": "batches.md#where-files-are",
     "prefix_refused": "api.md#pinning-a-prefix",
     "grammar_dead_end": "structured-output.md#dead-ends",
 }

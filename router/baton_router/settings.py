@@ -3,9 +3,10 @@
     RouterSettings        address, nodes and keys of one router
     |-- RequestSettings   how a router handles requests
     |-- AdmissionSettings limits of tenants, and how calls queue while all nodes are full
+    |-- FileSettings      where files and batches are kept, and their limits
     `-- TenantSettings    API keys, and what tenants share
 
-The flags of `baton router` follow from the options; `baton up` has those of the three bases, too.
+The flags of `baton router` follow from the options; `baton up` has those of the four bases, too.
 Names end in the unit.
 """
 
@@ -270,7 +271,34 @@ class TenantSettings:
 
 
 @dataclass(frozen=True, kw_only=True)
-class RouterSettings(RequestSettings, AdmissionSettings, TenantSettings):
+class FileSettings:
+    TITLE: ClassVar[str] = "files and batches"
+
+    file_store: str = option(
+        "",
+        "folder or s3://BUCKET/PREFIX for /v1/files and /v1/batches, the same for all routers of"
+        " the pool and of no other (default: no files)",
+        metavar="PATH",
+    )
+    max_file_bytes: ByteSize = option(
+        200 << 20, "maximum size of an uploaded file", least=1, flag="--max-file"
+    )
+    max_tenant_file_bytes: ByteSize = option(
+        10 << 30, "maximum bytes of one tenant's files together", least=1, flag="--max-files-size"
+    )
+    max_tenant_files: int = option(1000, "maximum number of one tenant's files", least=1)
+    file_ttl_s: int = option(
+        30 * 86_400,
+        "seconds that a file lives, unless its upload says otherwise",
+        metavar="SECONDS",
+        least=60,
+        flag="--file-ttl",
+    )
+    max_batch_lines: int = option(50_000, "maximum number of requests of a batch", least=1)
+
+
+@dataclass(frozen=True, kw_only=True)
+class RouterSettings(RequestSettings, AdmissionSettings, TenantSettings, FileSettings):
     TITLE = "router"
 
     host: str = option("127.0.0.1", "address to listen on")

@@ -41,7 +41,12 @@ from baton_engine.config.engine_config import on_cuda
 from baton_engine.memory.host_memory import free_memory
 from baton_node.settings import ExchangeSettings, ModelSettings
 from baton_protocol.options import values_of
-from baton_router.settings import AdmissionSettings, RequestSettings, TenantSettings
+from baton_router.settings import (
+    AdmissionSettings,
+    FileSettings,
+    RequestSettings,
+    TenantSettings,
+)
 
 PYTHON = (sys.executable, "-m", "baton_cli")
 
@@ -151,7 +156,10 @@ def node_options(options: UpOptions, store: StoreUrls, name: str, share: NodeSha
 
 def router_options(options: UpOptions, store: StoreUrls) -> RouterOptions:
     return RouterOptions(
-        **values_of(options, RequestSettings, AdmissionSettings, TenantSettings, TraceOptions),
+        **values_of(
+            *(options, RequestSettings, AdmissionSettings, TenantSettings, FileSettings),
+            TraceOptions,
+        ),
         host=options.host,
         port=options.port,
         uds=options.uds,

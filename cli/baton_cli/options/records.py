@@ -31,6 +31,7 @@ from baton_node.settings import ExchangeSettings, ModelSettings, ServerSettings
 from baton_protocol.options import MAX_PORT, ByteSize, option
 from baton_router.settings import (
     AdmissionSettings,
+    FileSettings,
     RequestSettings,
     RouterSettings,
     TenantSettings,
@@ -97,6 +98,7 @@ class UpOptions(
     RequestSettings,
     AdmissionSettings,
     TenantSettings,
+    FileSettings,
     StoreLoginOptions,
     TraceOptions,
     ChildOptions,

@@ -21,7 +21,7 @@ from baton_protocol.errors import BatonError, QueueFull, QueueTimeout, Unavailab
 from baton_protocol.store import Kind
 from baton_router.admission.budgets import BudgetBooking, TenantBudgets
 from baton_router.admission.capacity import AdmittedLoad, CapacityRule, has_room
-from baton_router.admission.fair_queue import FairQueue, Waiter
+from baton_router.admission.fair_queue import BACKGROUND, FairQueue, Waiter
 from baton_router.admission.keep_alive import KeepAlive
 from baton_router.admission.tenant_limits import LimitsByTenant
 from baton_router.admission.usage_shares import UsageShares
@@ -90,8 +90,9 @@ class Admission:
 
     @property
     def waiting_prompts(self) -> int:
-        """Number of prompts of the calls that wait."""
-        return sum(turn.prompts for turn in self._turns.values())
+        """Number of prompts of the calls that wait, without those in the background: they are no
+        reason for more nodes."""
+        return sum(turn.prompts for turn in self._turns.values() if not turn.background)
 
     def max_call_sequences(self, tenant: str) -> int:
         """The most sequences one call of this tenant may ask for."""
@@ -123,14 +124,15 @@ class Admission:
         has `begun` can only raise Unavailable."""
         tenant = context.tenant_name
         limits = self.limits.of_tenant(tenant)
-        turn = self._make_turn(tenant, prompts[0], len(prompts))
-        if self.waiting or not self._fits(turn, self._rule_of(tenant)):
+        background = context.background
+        turn = self._make_turn(tenant, prompts[0], background, len(prompts))
+        if self.waiting or not self._fits(turn, self._rule_of(turn)):
             waiter = Waiter(
                 tenant,
                 _expected_tokens(prompts[0]),
                 limits.weight,
-                limits.priority,
-                limits.max_queued,
+                BACKGROUND if background else limits.priority,
+                None if background else limits.max_queued,
                 splits=self._rule.splits(turn.load.tokens),
                 begun=begun,
                 rank=prompts[0].priority,
@@ -140,8 +142,8 @@ class Admission:
             self._grant_turn(turn)
         tickets = [self._make_ticket(turn)]
         for item in prompts[1:]:
-            turn = self._make_turn(tenant, item)
-            if self.waiting or not self._fits(turn, self._rule_of(tenant)):
+            turn = self._make_turn(tenant, item, background)
+            if self.waiting or not self._fits(turn, self._rule_of(turn)):
                 break
             self._grant_turn(turn)
             tickets.append(self._make_ticket(turn))
@@ -173,11 +175,11 @@ class Admission:
     # --- tickets ----------------------------------------------------------------------------------
 
     def _make_ticket(self, turn: _Turn) -> Ticket:
-        return Ticket(
-            turn.load.sequences,
-            placed=partial(self._end_pending, turn.load),
-            free=partial(self._running.give_back, turn.tenant),
-        )
+        placed = partial(self._end_pending, turn.load)
+        if turn.background:
+            return Ticket(turn.load.sequences, placed)
+        free = partial(self._running.give_back, turn.tenant)
+        return Ticket(turn.load.sequences, placed, free)
 
     def _end_pending(self, load: AdmittedLoad) -> None:
         self._pending.sequences -= load.sequences
@@ -264,7 +266,7 @@ class Admission:
         full: list[tuple[CapacityRule, tuple[Kind, bool]]] = []
         for head in self._queue.heads():
             turn = self._turns[head]
-            rule, nodes = self._rule_of(turn.tenant), (turn.kind, head.splits)
+            rule, nodes = self._rule_of(turn), (turn.kind, head.splits)
             if not any(nodes == others and rule.is_within(other) for other, others in full):
                 if self._fits(turn, rule):
                     return head
@@ -275,26 +277,31 @@ class Admission:
         nodes, load = self._view.ready(turn.kind), turn.load
         return has_room(nodes, rule, self._pending, load.tokens, load.sequences)
 
-    def _rule_of(self, tenant: str) -> CapacityRule:
+    def _rule_of(self, turn: _Turn) -> CapacityRule:
+        if turn.background:
+            return self._shared_rules[True, True]  # the one that leaves most for others
         if not self._shared:
             return self._rule
+        tenant = turn.tenant
         weight = self.limits.of_tenant(tenant).weight
         over_share = self._computed.has_more(tenant, weight), self._running.has_more(tenant, weight)
         return self._shared_rules[over_share]
 
-    def _make_turn(self, tenant: str, item: Prepared, prompts: int = 1) -> _Turn:
+    def _make_turn(self, tenant: str, item: Prepared, background: bool, prompts: int = 1) -> _Turn:
         """Tokens that some node has cached do not count: placement sends the request there."""
         cached = self._view.chunks.longest(item.chunks)
         chunk = item.serving.sample.layout.chunk_tokens
         tokens = max(1, len(item.request.prompt_ids) - cached * chunk)
-        return _Turn(tenant, AdmittedLoad(item.request.params.n, tokens), item.kind, prompts)
+        load = AdmittedLoad(item.request.params.n, tokens)
+        return _Turn(tenant, load, item.kind, prompts, background)
 
     def _grant_turn(self, turn: _Turn) -> None:
         self._pending.sequences += turn.load.sequences
         self._pending.tokens += turn.load.tokens
-        weight = self.limits.of_tenant(turn.tenant).weight
-        self._running.add(turn.tenant, turn.load.sequences, weight)
-        self._computed.add(turn.tenant, turn.load.tokens, weight)
+        if not turn.background:  # what runs in spare room takes nothing of the tenant's share
+            weight = self.limits.of_tenant(turn.tenant).weight
+            self._running.add(turn.tenant, turn.load.sequences, weight)
+            self._computed.add(turn.tenant, turn.load.tokens, weight)
         turn.grant()
 
     def _retry_after_s(self) -> float:
@@ -308,11 +315,14 @@ class Admission:
 class _Turn:
     """The outcome a waiter waits for. `prompts`: waiting prompts of its call, with this one."""
 
-    def __init__(self, tenant: str, load: AdmittedLoad, kind: Kind, prompts: int) -> None:
+    def __init__(
+        self, tenant: str, load: AdmittedLoad, kind: Kind, prompts: int, background: bool
+    ) -> None:
         self.tenant = tenant
         self.load = load
         self.kind = kind
         self.prompts = prompts
+        self.background = background
         self._error: BatonError | None = None
         self._decided = asyncio.Event()
 

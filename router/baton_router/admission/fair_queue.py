@@ -24,6 +24,8 @@ from operator import itemgetter
 
 from baton_protocol.errors import QueueFull
 
+# The priority of calls in the background, below each that a tenant can have.
+BACKGROUND = -1000
 Place = tuple[int, int]  # a waiter's rank, and its number in order of arrival
 
 
@@ -183,8 +185,9 @@ class FairQueue:
         }
 
     def count_waiting(self, tenant: str) -> int:
-        """Number of the tenant's calls that wait to begin."""
-        flows = (level.flows.get(tenant) for level in self._levels.values())
+        """Number of the tenant's calls that wait to begin, without those in the background."""
+        levels = (level for priority, level in self._levels.items() if priority > BACKGROUND)
+        flows = (level.flows.get(tenant) for level in levels)
         return sum(flow.refusable for flow in flows if flow is not None)
 
     def add(self, waiter: Waiter) -> Waiter | None:

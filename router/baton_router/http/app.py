@@ -21,11 +21,15 @@ from aiohttp.typedefs import Handler, Middleware
 
 from baton_protocol.errors import BatonError, ErrorRecord, InternalError
 from baton_router.auth import Tenants
+from baton_router.batches.files import Files
+from baton_router.batches.journal import Journal
 from baton_router.errors import RequestFailed, StartError, error_record
+from baton_router.http.batch_routes import BatchRoutes
 from baton_router.http.browser_guard import BrowserGuard, check_type
 from baton_router.http.cors import Cors, is_preflight
 from baton_router.http.dialects import DIALECTS, client_dialect
 from baton_router.http.drain import DrainRoutes
+from baton_router.http.file_routes import FileRoutes
 from baton_router.http.generation import GenerationRoutes
 from baton_router.http.headers import (
     EXACT_HEADER,
@@ -69,7 +73,8 @@ logger = logging.getLogger(__name__)
 @dataclass(slots=True, kw_only=True)
 class Api:
     """The parts of an application. `tenants` belong to the keys as last read. `name` is the
-    router's; its last digits begin the ids of its requests."""
+    router's; its last digits begin the ids of its requests. `files` and `journal` are None without
+    a store for them."""
 
     name: str
     settings: RouterSettings
@@ -79,6 +84,8 @@ class Api:
     pins: PrefixPins
     keeper: PinKeeper
     responses: ResponseRoutes
+    files: Files | None
+    journal: Journal | None
     node_calls: NodeCalls
     clock: Callable[[], float]
 
@@ -103,11 +110,13 @@ def build_app(api: Api) -> web.Application:
         clock=api.clock,
     )
     sleeps = SleepRoutes(api.pool.fleet, api.node_calls, bodies)
+    files = FileRoutes(api.files, api.settings)
+    batches = BatchRoutes(api.files, api.journal, bodies)
     app.add_routes(
         [
             *(*api.generation.routes(), *api.pool.routes(), *drains.routes(), *sleeps.routes()),
             *(*PrefixCacheRoutes(api.pool.fleet).routes(), *prefixes.routes()),
-            *(*tokens.routes(), *api.responses.routes()),
+            *(*tokens.routes(), *api.responses.routes(), *files.routes(), *batches.routes()),
             web.get("/openapi.json", _openapi_handler(api.settings.root_path)),
         ],
     )

@@ -16,7 +16,8 @@ from aiohttp import web
 from baton_protocol.errors import Forbidden, InvalidRequest
 from baton_protocol.hosts import Hosts
 from baton_router.http.cors import Cors, is_preflight
-from baton_router.http.media_types import JSON_TYPE
+from baton_router.http.file_routes import FILES_PATH
+from baton_router.http.media_types import FORM_TYPE, JSON_TYPE
 from baton_router.settings import USUAL_PORTS, RouterSettings
 
 READING = frozenset({"GET", "HEAD", "OPTIONS"})
@@ -57,13 +58,17 @@ class BrowserGuard:
 def check_type(request: web.Request) -> None:
     """Refuse a body that is not JSON, before it is read, for requests that change something. A page
     may send text and forms to any site without a preflight, but JSON only where it is allowed.
-    Without a body and a Content-Type there is nothing to check. Raise InvalidRequest."""
+    Uploads are forms: there only the check of origins keeps foreign pages out. Without a body and a
+    Content-Type there is nothing to check. Raise InvalidRequest."""
     if request.method in READING:
         return
     content_type = request.headers.get("Content-Type")
     if content_type is None and not request.body_exists:
         return
-    if content_type is None or content_type.partition(";")[0].strip().lower() != JSON_TYPE:
+    media_type = (content_type or "").partition(";")[0].strip().lower()
+    if media_type == FORM_TYPE and request.path == FILES_PATH:
+        return
+    if media_type != JSON_TYPE:
         problem = (
             "has no Content-Type"
             if content_type is None

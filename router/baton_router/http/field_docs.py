@@ -17,7 +17,9 @@ from pathlib import Path
 from typing import Any
 
 from baton_router.anthropic.fields import CountFields, MessagesFields
+from baton_router.http.batch_routes import BatchFields
 from baton_router.http.drain import DrainFields
+from baton_router.http.file_routes import FileFields
 from baton_router.http.node_sleep import SleepFields, WakeFields
 from baton_router.http.prefixes import PrefixFields
 from baton_router.openai.fields.batch_chat import BatchChatFields
@@ -59,6 +61,7 @@ SECTIONS: Mapping[str, Mapping[str, type[FieldTable]]] = {
         "score": ScoreFields,
         "rerank": RerankFields,
     },
+    "batch": {"files": FileFields, "batches": BatchFields},
 }
 GENERATION = ("chat", "completions")
 SHARED = "both"

@@ -302,14 +302,21 @@ class GenerationRoutes:
         rankings = ", ".join(RANKINGS)
         raise InvalidRequest(f"{POLICY_HEADER} is {header!r}; use {rankings}", param=POLICY_HEADER)
 
-    async def ask(self, call: Call, context: RequestContext, keep: Keep | None = None) -> bytes:
+    async def ask(
+        self,
+        call: Call,
+        context: RequestContext,
+        keep: Keep | None = None,
+        rng: random.Random | None = None,
+    ) -> bytes:
         """The JSON of the answer to a call that no HTTP request of its own waits for. The context
-        has the call's dialect and tenant. Raise BatonError, RequestFailed."""
+        has the call's dialect and tenant. `rng` draws the seeds that the call does not give. Raise
+        BatonError, RequestFailed."""
         self.observers.begin_call(context, "")
         status = InternalError.status
         self._count_answering(1)
         try:
-            answer, deadline = await self._prepare(call, context, keep=keep)
+            answer, deadline = await self._prepare(call, context, keep=keep, rng=rng)
             whole = await answer.whole(deadline)
             status = 200
         except (BatonError, RequestFailed) as error:
@@ -333,10 +340,11 @@ class GenerationRoutes:
         events: EventStream | None = None,
         ranking: Ranking | None = None,
         keep: Keep | None = None,
+        rng: random.Random | None = None,
     ) -> tuple[Answer, float]:
         """The call's answer, not yet begun, and its deadline. `events` is set for a stream."""
         prepared, waits_until, deadline = await self._get_ready(
-            call, context, body=body, events=events, ranking=ranking
+            call, context, body=body, events=events, ranking=ranking, rng=rng
         )
         return self._answer(call, context, prepared, waits_until, events, keep=keep), deadline
 
@@ -348,6 +356,7 @@ class GenerationRoutes:
         body: Body | None,
         events: EventStream | None,
         ranking: Ranking | None,
+        rng: random.Random | None = None,
     ) -> tuple[list[Prepared], float | None, float]:
         """The call's requests, until when they may wait for a place, and their deadline. `body` is
         released once its prompts are ids."""
@@ -364,11 +373,12 @@ class GenerationRoutes:
                 context.id,
                 tenant=context.tenant,
                 deadline=deadline,
-                rng=self.rng,
+                rng=rng or self.rng,
                 max_sequences=self.intake.admission.max_call_sequences(context.tenant_name),
                 ranking=ranking,
                 traceparent=context.traceparent,
                 shared=self.intake.admission.shared,
+                background=context.background,
             )
         call.forget_prompts()
         if body is not None:

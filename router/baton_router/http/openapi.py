@@ -40,8 +40,24 @@ from baton_router.anthropic.answers import (
 )
 from baton_router.anthropic.fields import COUNT_ROUTE, CountFields, MessagesFields
 from baton_router.anthropic.fields import ROUTE as MESSAGES_ROUTE
+from baton_router.batches.records import Batch, BatchList, FileDeleted, FileList, FileObject
+from baton_router.http.batch_routes import (
+    BATCHES_PATH,
+    USUALLY_LISTED,
+    BatchFields,
+)
+from baton_router.http.batch_routes import (
+    MOST_LISTED as MOST_BATCHES,
+)
 from baton_router.http.drain import DrainFields, NodeDrain
-from baton_router.http.media_types import EVENTS_TYPE, JSON_TYPE, TEXT_TYPE
+from baton_router.http.file_routes import FILES_PATH, MOST_LISTED, PURPOSES, FileFields
+from baton_router.http.media_types import (
+    BYTES_TYPE,
+    EVENTS_TYPE,
+    FORM_TYPE,
+    JSON_TYPE,
+    TEXT_TYPE,
+)
 from baton_router.http.node_sleep import NodeSleep, SleepFields, WakeFields
 from baton_router.http.pool_records import Pool
 from baton_router.http.prefix_cache import RESET_PATH, CacheReset
@@ -113,16 +129,27 @@ BODIES: Mapping[str, type[FieldTable]] = {
     "PrefixRequest": PrefixFields,
     "SleepRequest": SleepFields,
     "WakeRequest": WakeFields,
+    "FileRequest": FileFields,
+    "BatchRequest": BatchFields,
 }
 
 # Groups of operations for generated clients and pages.
 Tag = Literal[
-    "generation", "responses", "pooling", "tokens", "models", "requests", "health", "operations"
+    "generation",
+    "responses",
+    "pooling",
+    "batches",
+    "tokens",
+    "models",
+    "requests",
+    "health",
+    "operations",
 ]
 TAGS: Mapping[Tag, str] = {
     "generation": "Answers to conversations and continuations of prompts.",
     "responses": "OpenAI's Responses API: answers that are streamed as events, kept and continued.",
     "pooling": "Vectors of texts, and scores of pairs of texts.",
+    "batches": "Requests of a file that run when the pool has room, and the files.",
     "tokens": "The tokens of texts and conversations, and the texts of tokens.",
     "models": "The models that the pool serves.",
     "requests": "How a request was served: its placement, the reason, and how long each part took.",
@@ -132,7 +159,7 @@ TAGS: Mapping[Tag, str] = {
 PARAMETERS: Mapping[str, str] = {
     "model": "The model's name, as `/v1/models` lists it.",
     "id": "The id of a request, from the `x-baton-request-id` header of its answer; or of a prefix,"
-    " as `/prefixes` lists it.",
+    " a file or a batch, as its list has it.",
     "response": "The id of a response that is kept.",
     "node": "The node's id, as `/pool` lists it.",
 }
@@ -181,6 +208,21 @@ ITEMS_ORDER: Json = {
     "description": "The order of the items.",
     "schema": {"type": "string", "enum": ["asc", "desc"], "default": "desc"},
 }
+AFTER: Json = {
+    "description": "The id of the last item of the page before.",
+    "schema": {"type": "string"},
+}
+
+
+def _one_of(description: str, values: Sequence[str]) -> Json:
+    return {"description": description, "schema": {"type": "string", "enum": list(values)}}
+
+
+def _limit(most: int, usual: int) -> Json:
+    schema = {"type": "integer", "minimum": 1, "maximum": most, "default": usual}
+    return {"description": "Number of items of the page.", "schema": schema}
+
+
 REQUEST_ID: Json = {
     "name": "x-request-id",
     "in": "header",
@@ -195,6 +237,7 @@ Errors = Sequence[type[BatonError]]
 _ANY: Errors = (InvalidRequest, Forbidden, InternalError)
 _KEYED: Errors = (*_ANY, Unauthorized)
 _WITH_BODY: Errors = (*_KEYED, NotFound, BodyTimeout, TooLarge, Saturated, Unavailable)
+_STORED: Errors = (*_KEYED, NotFound, Unavailable)
 _GENERATION: Errors = (*_WITH_BODY, DeadlineExceeded)
 
 
@@ -204,7 +247,8 @@ class OpenAPIOperation:
 
     `answers` are the successful answers by status (and any other without the error's shape); with
     `listed`, a list of them. `event` is the record in a stream's events, `failure` that of errors.
-    `body` is a key of BODIES.
+    `body` is a key of BODIES; with `form`, clients send it as a form. An answer of the type `bytes`
+    is a file's content.
     The operation needs a key if its errors include Unauthorized. `query` are its query
     parameters. `alias`: another operation does the same under its own path."""
 
@@ -217,6 +261,7 @@ class OpenAPIOperation:
     errors: Errors = _ANY
     body: str | None = None
     body_required: bool = True
+    form: bool = False
     event: Record | None = None
     failure: type = ErrorAnswer
     listed: bool = False
@@ -241,7 +286,7 @@ class OpenAPIOperation:
             schema = {"$ref": REF.format(name=self.body)}
             operation["requestBody"] = {
                 "required": self.body_required,
-                "content": {JSON_TYPE: {"schema": schema}},
+                "content": {FORM_TYPE if self.form else JSON_TYPE: {"schema": schema}},
             }
         operation["responses"] = self._responses()
         return operation
@@ -275,6 +320,8 @@ class OpenAPIOperation:
     def _content(self, answer: Record | None) -> Json:
         if answer is dict:
             return {JSON_TYPE: {"schema": {"type": "object"}}}
+        if answer is bytes:
+            return {BYTES_TYPE: {"schema": {"type": "string", "format": "binary"}}}
         if answer is None:
             return {TEXT_TYPE: {"schema": {"type": "string"}}}
         schema = _ref(answer)
@@ -477,6 +524,99 @@ OPERATIONS = (
             alias=dialect is not RERANK,
         )
         for dialect in RERANKS
+    ),
+    OpenAPIOperation(
+        method="POST",
+        path=FILES_PATH,
+        tag="batches",
+        summary="Upload a file",
+        description="Stores the input of a batch: JSON lines, each with `custom_id`, `method`, "
+        "`url` and `body`.",
+        answers={200: FileObject},
+        errors=_WITH_BODY,
+        body="FileRequest",
+        form=True,
+    ),
+    OpenAPIOperation(
+        method="GET",
+        path=FILES_PATH,
+        tag="batches",
+        summary="List the files",
+        description="Lists the tenant's files, the newest first.",
+        answers={200: FileList},
+        errors=_STORED,
+        query={
+            "purpose": _one_of("Only files with this purpose.", PURPOSES),
+            "limit": _limit(MOST_LISTED, MOST_LISTED),
+            "order": _one_of("By time of creation.", ("asc", "desc")),
+            "after": AFTER,
+        },
+    ),
+    OpenAPIOperation(
+        method="GET",
+        path=f"{FILES_PATH}/{{id}}",
+        tag="batches",
+        summary="Get a file",
+        description="Describes one file.",
+        answers={200: FileObject},
+        errors=_STORED,
+    ),
+    OpenAPIOperation(
+        method="GET",
+        path=f"{FILES_PATH}/{{id}}/content",
+        tag="batches",
+        summary="Read a file",
+        description="The bytes of one file.",
+        answers={200: bytes},
+        errors=_STORED,
+    ),
+    OpenAPIOperation(
+        method="DELETE",
+        path=f"{FILES_PATH}/{{id}}",
+        tag="batches",
+        summary="Delete a file",
+        description="Deletes one file. A batch that still reads it fails.",
+        answers={200: FileDeleted},
+        errors=_STORED,
+    ),
+    OpenAPIOperation(
+        method="POST",
+        path=BATCHES_PATH,
+        tag="batches",
+        summary="Queue a batch",
+        description="The requests of a file run when the pool has room. Their answers are in the "
+        "batch's output file, and errors in its error file.",
+        answers={200: Batch},
+        errors=_WITH_BODY,
+        body="BatchRequest",
+    ),
+    OpenAPIOperation(
+        method="GET",
+        path=BATCHES_PATH,
+        tag="batches",
+        summary="List the batches",
+        description="Lists the tenant's batches, the newest first.",
+        answers={200: BatchList},
+        errors=_STORED,
+        query={"limit": _limit(MOST_BATCHES, USUALLY_LISTED), "after": AFTER},
+    ),
+    OpenAPIOperation(
+        method="GET",
+        path=f"{BATCHES_PATH}/{{id}}",
+        tag="batches",
+        summary="Get a batch",
+        description="Describes one batch: its state, and how many of its requests have answers.",
+        answers={200: Batch},
+        errors=_STORED,
+    ),
+    OpenAPIOperation(
+        method="POST",
+        path=f"{BATCHES_PATH}/{{id}}/cancel",
+        tag="batches",
+        summary="Cancel a batch",
+        description="Ends the batch. Its output file has the answers so far.",
+        answers={200: Batch},
+        errors=_WITH_BODY,
     ),
     OpenAPIOperation(
         method="POST",
@@ -760,7 +900,7 @@ def _schemas(operations: Sequence[OpenAPIOperation]) -> dict[str, Json]:
         answers += [*operation.answers.values(), operation.event, operation.failure]
     alternatives = [get_args(answer) or (answer,) for answer in answers]
     records = dict.fromkeys(
-        record for one in alternatives for record in one if record not in (None, dict)
+        record for one in alternatives for record in one if record not in (None, dict, bytes)
     )
     _, components = msgspec.json.schema_components(records, ref_template=REF)
     for component in components.values():

@@ -41,7 +41,8 @@ class Stopwatch:
                 self._observe_gap(now - previous)
             elif self._context.ttft_s is None:
                 self._context.ttft_s = ttft_s = now - self._context.started
-                self._metrics.ttft.observe(ttft_s)
+                if not self._context.background:  # it may wait for hours, and nobody minds
+                    self._metrics.ttft.observe(ttft_s)
             last[key] = now
         self._metrics.delivered(tokens)
 

@@ -35,6 +35,9 @@ class RequestContext:
     any handler that needs it. `waits` says why the call is still held. `failure` is the error that
     the client got, possibly inside a stream whose status was already sent.
 
+    A call in the `background` has no client that waits: it starts only where the pool has room to
+    spare, and after all others.
+
     `in_flight` holds the requests of the call's prompts that run or ran; it is empty until the
     first one is placed. `generates` is False for a call that only asks about its prompts. `ttft_s`
     are the seconds from `started` to the first token; None before that."""
@@ -46,6 +49,7 @@ class RequestContext:
     came: float = field(default_factory=time.time)
     trace: Place | None = None
     tenant: Tenant | None = None
+    background: bool = False
     waits: str = ""
     in_flight: Sequence[InFlightRequest] = ()
     generates: bool = True

@@ -40,6 +40,7 @@ from baton_text.grammars.errors import GrammarError
 from baton_text.tokenizer import LONG_TEXT, MOST_AT_ONCE, TextTooLong, Tokenizer
 
 SEED_BITS = 63
+BACKGROUND_RANK = (1 << 63) - 1  # the last of an engine's priorities
 # Limit for all prompts of a call: each token takes 8 bytes until the call is answered.
 MAX_TOKENS = 1 << 20
 # Limit for all prompts of a call: each prompt's jobs carry the grammar, at each placement.
@@ -64,12 +65,13 @@ async def prepare(
     traceparent: str = "",
     shared: bool = False,
     prompts: Sequence[Prompt] | None = None,
+    background: bool = False,
 ) -> list[Prepared]:
     """Tokenize and check every prompt of the call. Raise InvalidRequest or PromptTooLong before any
     is placed. A call for more than `max_sequences` sequences fails before tokenization. `deadline`
     is a time of the router's clock. In a `shared` pool a client may let other tenants go first, but
-    not go before them: engines get no priority below 0. `prompts` are those of the call, if they
-    are rendered already."""
+    not go before them: engines get no priority below 0. A call in the `background` goes last.
+    `prompts` are those of the call, if they are rendered already."""
     pooling, field = pooling_of(call, serving), call.names.get("prompt", "prompt")
     if prompts is None:
         prompts = await render_prompts(call, serving)
@@ -103,7 +105,7 @@ async def prepare(
             salt=tenant.salt,
             traceparent=traceparent,
             continues_prompt=call.continues_prompt,
-            priority=max(0, call.priority) if shared else call.priority,
+            priority=BACKGROUND_RANK if background else _rank(call, shared),
             pooling=pooling,
         )
         chunks = await _hash_chunks(request, serving.sample)
@@ -173,6 +175,10 @@ def _params(
         default_max_tokens=call.default_max_tokens,
         names=call.names,
     )
+
+
+def _rank(call: Call, shared: bool) -> int:
+    return max(0, call.priority) if shared else call.priority
 
 
 def _check_sequences(prompts: int, n: int, limit: int | None, field: str) -> None:

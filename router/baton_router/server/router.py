@@ -20,6 +20,7 @@ from types import TracebackType
 import aiohttp
 
 from baton_kvstore.errors import StoreError
+from baton_kvstore.index.leases import Leases
 from baton_kvstore.index.markers import Index
 from baton_kvstore.index.pins import Pins
 from baton_kvstore.index.rate_limits import Budgets as SharedBudgets
@@ -35,9 +36,15 @@ from baton_router.admission.admission import Admission
 from baton_router.admission.budgets import TenantBudgets
 from baton_router.admission.cold_start import ColdStart
 from baton_router.admission.tenant_limits import LimitsByTenant, read_limits
-from baton_router.auth import Tenants
+from baton_router.auth import Tenant, Tenants
+from baton_router.batches.files import FileLimits, Files
+from baton_router.batches.journal import Journal
+from baton_router.batches.keeper import BatchKeeper
+from baton_router.batches.open_store import open_store
+from baton_router.batches.run import BatchWorkshop
 from baton_router.errors import ListenError, StartError
 from baton_router.http.app import ROUTER_DIGITS, Api, build_app
+from baton_router.http.batch_lines import BatchLines
 from baton_router.http.body_limits import BodyLimits
 from baton_router.http.connections import ConnectionSettings, HttpServer
 from baton_router.http.generation import GenerationRoutes, Intake
@@ -47,6 +54,7 @@ from baton_router.http.pool_routes import PoolRoutes
 from baton_router.http.responses import ResponseRoutes
 from baton_router.http.resumes import Resumes
 from baton_router.metrics.admission_metrics import AdmissionMetrics
+from baton_router.metrics.batch_metrics import BatchMetrics
 from baton_router.metrics.demand import DemandCounter
 from baton_router.metrics.load_report import LoadReporter
 from baton_router.metrics.router_metrics import RouterMetrics
@@ -116,6 +124,7 @@ class Router:
             self.settings.tunables.reload_every_s,
         )
         tenants, limits = _tenants(self.settings)
+        self._name = f"{socket.gethostname()}-{secrets.token_hex(ROUTER_DIGITS // 2)}"
         self._open_store()
         self._open_pool()
         self._make_api(tenants, limits)
@@ -134,6 +143,8 @@ class Router:
                 ttl_s=self.settings.tunables.report_ttl_s,
             )
             work.append(self._reporting.send_reports())
+        if self._batches is not None:
+            work.append(self._batches.keep_running())
         self._tasks = [asyncio.create_task(loop) for loop in work]
         try:
             await self._listen()
@@ -180,7 +191,7 @@ class Router:
     def _make_api(self, tenants: Tenants, limits: LimitsByTenant) -> None:
         """Make the stages that a call passes, on top of the pool."""
         settings, clock = self.settings, self._clock
-        name = f"{socket.gethostname()}-{secrets.token_hex(ROUTER_DIGITS // 2)}"
+        name = self._name
         self._demand = DemandCounter(name, clock)
         metrics = RouterMetrics(self.view, self._demand)
         metrics.count_refused_input(lambda: self.fleet.kv_events.dropped, self._refused)
@@ -264,9 +275,33 @@ class Router:
                 generation,
                 lambda: self.api.new_id(),
             ),
+            files=self._files,
+            journal=self._journal,
             node_calls=self._node_calls,
             clock=clock,
         )
+        self._batches = self._make_keeper(BatchMetrics(metrics.registry))
+
+    def _make_keeper(self, metrics: BatchMetrics) -> BatchKeeper | None:
+        """What runs the batches of the pool; None without a store for them."""
+        if self._files is None or self._journal is None:
+            return None
+
+        def tenant_of(name: str) -> Tenant | None:
+            return self.api.tenants.named(name)
+
+        shop = BatchWorkshop(
+            files=self._files,
+            journal=self._journal,
+            lines=BatchLines(self.api.generation, self.api.new_id, tenant_of, metrics.answered),
+            longest_line=self.settings.max_body_bytes,
+            most_lines=self.settings.max_batch_lines,
+            now=time.time,
+            ended=metrics.ended,
+        )
+        keeper = BatchKeeper(shop, self._leases, lambda name: tenant_of(name) is not None)
+        metrics.watch(lambda: keeper.open, lambda: keeper.running)
+        return keeper
 
     async def __aexit__(
         self,
@@ -306,6 +341,8 @@ class Router:
         self._pins: Pins | None = None
         self._resume_writer: ResumeWriter | None = None
         self._responses: Responses | None = None
+        self._leases: Leases | None = None
+        self._open_files()
         if not self.settings.index_url:
             return
         try:
@@ -324,6 +361,7 @@ class Router:
                         all_bytes=self.settings.response_bytes,
                     ),
                 )
+            self._leases = Leases(self.settings.index_url, self.settings.pool, self._name)
             self._budgets = SharedBudgets(
                 self.settings.index_url,
                 self.settings.pool,
@@ -331,6 +369,22 @@ class Router:
             )
         except StoreError as error:
             raise StartError(str(error)) from error
+
+    def _open_files(self) -> None:
+        """Open the store of files and batches, if there is one."""
+        self._files: Files | None = None
+        self._journal: Journal | None = None
+        settings = self.settings
+        if settings.file_store:
+            store = open_store(settings.file_store)
+            limits = FileLimits(
+                file_bytes=settings.max_file_bytes,
+                tenant_bytes=settings.max_tenant_file_bytes,
+                tenant_files=settings.max_tenant_files,
+                ttl_s=settings.file_ttl_s,
+            )
+            self._files = Files(store, limits, time.time)
+            self._journal = Journal(store, time.time)
 
     def _dial(self, address: str) -> NodeLink:
         return NodeLink(
@@ -384,6 +438,8 @@ class Router:
         logger.info("router of pool %r listens on %s", settings.pool, address)
 
     async def _close(self) -> None:
+        if self._batches is not None:
+            await self._batches.close()
         await self._end_running()
         await self.api.generation.detached.cancel_all()
         await self.api.responses.shut_down()
@@ -401,7 +457,8 @@ class Router:
         await self._markers.cancel_lookups()
         await self.admission.shut_down()
         for part in (
-            *(self._index, self._registry, self._budgets, self._pins, self._resume_writer),
+            *(self._index, self._registry, self._budgets, self._pins, self._leases),
+            self._resume_writer,
         ):
             if part is not None:
                 await part.close()

@@ -13,7 +13,10 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from baton_protocol.errors import InvalidRequest
+from baton_router.batches.files import WrittenBytes
+from baton_router.http.batch_routes import BatchFields
 from baton_router.http.drain import parse_drain
+from baton_router.http.file_routes import FileFields
 from baton_router.http.node_sleep import SleepFields, WakeFields
 from baton_router.http.openapi import BODIES
 from baton_router.http.prefixes import PrefixFields
@@ -62,6 +65,12 @@ REQUIRED_FIELDS: dict[str, Json] = {
     "PrefixRequest": {"ttl_s": 60},
     "SleepRequest": {},
     "WakeRequest": {},
+    "FileRequest": {"file": "", "purpose": "batch"},
+    "BatchRequest": {
+        "input_file_id": "file-1",
+        "endpoint": "/v1/completions",
+        "completion_window": "24h",
+    },
 }
 # A required field excludes them.
 NOT_BESIDE = {
@@ -136,6 +145,12 @@ def read_generation(read: Callable[[Json], Call]) -> Callable[[Json], None]:
     return check
 
 
+def read_upload(body: Json) -> object:
+    """The bytes of a form's file are a text in the document; they are stored when it is read."""
+    stored = {"file": WrittenBytes("file-1", 1)} if isinstance(body.get("file"), str) else {}
+    return read_fields(FileFields, body | stored)
+
+
 READERS: dict[str, Callable[[Json], object]] = {
     "ChatRequest": read_generation(ChatCall.from_body),
     "CompletionRequest": read_generation(CompletionCall.from_body),
@@ -153,6 +168,8 @@ READERS: dict[str, Callable[[Json], object]] = {
     "PrefixRequest": lambda body: read_fields(PrefixFields, body),
     "SleepRequest": lambda body: read_fields(SleepFields, body),
     "WakeRequest": lambda body: read_fields(WakeFields, body),
+    "FileRequest": read_upload,
+    "BatchRequest": lambda body: read_fields(BatchFields, body),
 }
 
 
