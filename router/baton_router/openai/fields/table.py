@@ -29,6 +29,7 @@ import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from difflib import get_close_matches
+from os.path import commonprefix
 from typing import Any, ClassVar, Generic, Literal, Self, TypeVar, overload
 
 from baton_protocol.errors import InvalidRequest
@@ -41,6 +42,7 @@ V = TypeVar("V")
 Table = TypeVar("Table", bound="FieldTable")
 
 EMPTY: Sequence[Any] = (False, 0, "", [], {})  # values of a refused field that ask for nothing
+MOST_ROUTES = 2  # that an error names
 ALIKE = 0.7  # similarity, 0 to 1, from which a name counts as a misspelt field
 TRUE: Schema = {"const": True}
 NOTHING_ELSE: Schema = {"additionalProperties": {"type": "null"}}
@@ -239,10 +241,11 @@ def _unknown_name(table: type[FieldTable], name: str, at: str) -> InvalidRequest
     param = f"{at}.{shown}" if at else shown
     message = f"{param!r} is not a field of {table.ROUTE or at}"
     others = [] if at else [other.ROUTE for other in _bodies(table) if name in other.FIELDS]
-    others.sort(key=lambda route: not route.startswith("/v1/"))  # generations first
+    # The routes that are most like this one.
+    others.sort(key=lambda route: -len(commonprefix([route, table.ROUTE])))
     meant = [known for known in table.FIELDS if known not in table.REFUSED]
     if others:
-        message += f" but of {' and '.join(others)}; leave it out"
+        message += f" but of {' and '.join(others[:MOST_ROUTES])}; leave it out"
     elif close := get_close_matches(name[:SHOWN], meant, n=1, cutoff=ALIKE):
         message += f"; did you mean {close[0]!r}?"
     else:
