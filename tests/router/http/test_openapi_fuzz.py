@@ -68,9 +68,9 @@ def check(cluster: Cluster, folder: Path, min_cases: int, *flags: str) -> None:
     cases = report["test_cases"]
     assert cases["generated"] >= min_cases
     assert (cases["with_failures"], cases["errored"], report["errors"]) == (0, 0, [])
-    assert report["operations"]["tested"] == report["operations"]["total"] == 22
-    assert set(served(cluster.url)) == {"chat", "completions"}, (
-        "some requests of both endpoints must succeed"
+    assert report["operations"]["tested"] == report["operations"]["total"] == 24
+    assert set(served(cluster.url)) == {"chat", "completions", "messages"}, (
+        "some requests of each endpoint must succeed"
     )
     settle(cluster)
 

@@ -13,10 +13,14 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from baton_protocol.errors import InvalidRequest
+from baton_router.anthropic.fields import ENDS_ANSWERED, ONE_FORMAT
+from baton_router.anthropic.fields import TOOLS_AGREE as MESSAGES_TOOLS_AGREE
+from baton_router.anthropic.messages import MessagesCall
 from baton_router.http.drain import parse_drain
 from baton_router.http.node_sleep import SleepFields, WakeFields
 from baton_router.http.openapi import BODIES
 from baton_router.http.prefixes import PrefixFields
+from baton_router.openai.call import Call
 from baton_router.openai.chat import ChatCall
 from baton_router.openai.completions import CompletionCall
 from baton_router.openai.fields.chat import BEST_OF_REPEATS, BOTH_ENDS, DOCUMENTS_TWICE
@@ -38,6 +42,8 @@ REQUIRED_FIELDS: dict[str, Json] = {
     "CompletionRequest": {"prompt": "x"},
     "TokenizeRequest": {"messages": [USER]},
     "DetokenizeRequest": {"tokens": [1]},
+    "MessagesRequest": {"messages": [USER], "max_tokens": 5},
+    "CountTokensRequest": {"messages": [USER]},
     "DrainRequest": {},
     "PrefixRequest": {"ttl_s": 60},
     "SleepRequest": {},
@@ -71,13 +77,18 @@ IN_WORDS_FOR_CHATS = {
     "tool_choice": TOOLS_AGREE,
     "parallel_tool_calls": TOOLS_AGREE,
 }
+IN_WORDS_FOR_MESSAGES = {
+    "messages": ENDS_ANSWERED,
+    "output_format": ONE_FORMAT,
+    **dict.fromkeys(("tools", "tool_choice", "tool_choice.name"), MESSAGES_TOOLS_AGREE),
+}
 TEXT = st.text(st.characters(codec="utf-8"), max_size=5)
 ANYTHING: st.SearchStrategy[Any] = (
     st.none() | st.booleans() | st.integers(-5, 5) | TEXT | st.just([]) | st.just({})
 )
 
 
-def read_generation(read: Callable[[Json], ChatCall | CompletionCall]) -> Callable[[Json], None]:
+def read_generation(read: Callable[[Json], Call]) -> Callable[[Json], None]:
     def check(body: Json) -> None:
         call = read(body)
         check_alone(call.sampling, call.default_max_tokens)
@@ -88,6 +99,8 @@ def read_generation(read: Callable[[Json], ChatCall | CompletionCall]) -> Callab
 READERS: dict[str, Callable[[Json], object]] = {
     "ChatRequest": read_generation(ChatCall.from_body),
     "CompletionRequest": read_generation(CompletionCall.from_body),
+    "MessagesRequest": read_generation(MessagesCall.from_body),
+    "CountTokensRequest": MessagesCall.counted,
     "TokenizeRequest": TokenizeCall.from_body,
     "DetokenizeRequest": lambda body: read_fields(DetokenizeFields, body),
     "DrainRequest": lambda body: parse_drain(msgspec.json.encode(body)),
@@ -235,7 +248,11 @@ def test_a_body_that_the_document_allows_is_not_refused(name: str, count: int) -
         nonlocal tried
         tried += 1
         refused = refusal(name, body)
-        assert refused is None or refused.param in IN_WORDS | IN_WORDS_FOR_CHATS, (
+        assert refused is None or refused.param in {
+            **IN_WORDS,
+            **IN_WORDS_FOR_CHATS,
+            **IN_WORDS_FOR_MESSAGES,
+        }, (
             refused.message,
             body,
         )
@@ -244,17 +261,25 @@ def test_a_body_that_the_document_allows_is_not_refused(name: str, count: int) -
     assert tried > count // 2
 
 
-@pytest.mark.parametrize("name", ["ChatRequest", "CompletionRequest"])
+WORDS: dict[str, dict[str, str]] = {
+    "ChatRequest": IN_WORDS | IN_WORDS_FOR_CHATS,
+    "CompletionRequest": IN_WORDS | IN_WORDS_FOR_COMPLETIONS,
+    "MessagesRequest": IN_WORDS_FOR_MESSAGES,
+    "CountTokensRequest": IN_WORDS_FOR_MESSAGES,
+}
+
+
+@pytest.mark.parametrize("name", WORDS)
 def test_the_document_states_rules_beyond_json_schema_in_words(name: str) -> None:
     documented = {rule["description"] for rule in SCHEMAS[name]["allOf"] if "description" in rule}
-    own = IN_WORDS_FOR_CHATS if name == "ChatRequest" else IN_WORDS_FOR_COMPLETIONS
-    expected = IN_WORDS | own
-    assert documented == set(expected.values())
+    assert documented == set(WORDS[name].values())
 
 
 NOW: Json = {"name": "now", "arguments": "{}"}
 LISTED: Json = {"name": "now", "arguments": []}
 TOOL: Json = {"type": "function", "function": {"name": "now", "parameters": None}}
+CUSTOM: Json = {"name": "now", "input_schema": {}}
+CALLED: Json = {"type": "tool_use", "id": "c", "name": "now", "input": {}}
 ASSISTANT: Json = {"role": "assistant", "content": None}
 CASES: list[tuple[str, Json, bool]] = [
     ("ChatRequest", {"stream_options": {}}, True),
@@ -330,6 +355,15 @@ CASES: list[tuple[str, Json, bool]] = [
     ("ChatRequest", {"reasoning_effort": "most"}, False),
     ("CompletionRequest", {"tools": []}, False),
     ("CompletionRequest", {"reasoning_effort": "low"}, False),
+    ("MessagesRequest", {"max_tokens": None}, False),
+    ("MessagesRequest", {"tools": [CUSTOM], "tool_choice": {"type": "tool"}}, False),
+    ("MessagesRequest", {"tools": [{**CUSTOM, "type": "web_search_20250305"}]}, False),
+    ("MessagesRequest", {"tools": [{"name": "now"}]}, False),
+    ("MessagesRequest", {"messages": [{"role": "user", "content": [CALLED]}]}, False),
+    ("MessagesRequest", {"messages": [{"role": "assistant", "content": [CALLED]}, USER]}, True),
+    ("MessagesRequest", {"system": [{"type": "image"}]}, False),
+    ("MessagesRequest", {"thinking": {"type": "enabled", "budget_tokens": 1024}}, True),
+    ("CountTokensRequest", {"max_tokens": 5}, False),
     ("TokenizeRequest", {"prompt": "x"}, False),
     ("TokenizeRequest", {"messages": None, "prompt": ""}, True),
     ("TokenizeRequest", {"messages": None}, False),
