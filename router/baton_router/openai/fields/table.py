@@ -239,7 +239,7 @@ def _unknown_name(table: type[FieldTable], name: str, at: str) -> InvalidRequest
     param = f"{at}.{shown}" if at else shown
     message = f"{param!r} is not a field of {table.ROUTE or at}"
     others = [] if at else [other.ROUTE for other in _bodies(table) if name in other.FIELDS]
-    others.sort(key=lambda route: not route.startswith("/v1/"))  # generations first
+    others.sort(key=lambda route: (not route.startswith("/v1/"), route))  # generations first
     meant = [known for known in table.FIELDS if known not in table.REFUSED]
     if others:
         message += f" but of {' and '.join(others)}; leave it out"

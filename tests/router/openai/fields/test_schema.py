@@ -16,6 +16,7 @@ from baton_protocol.errors import InvalidRequest
 from baton_router.anthropic.fields import ENDS_ANSWERED, ONE_FORMAT
 from baton_router.anthropic.fields import TOOLS_AGREE as MESSAGES_TOOLS_AGREE
 from baton_router.anthropic.messages import MessagesCall
+from baton_router.anthropic.tools import MAX_NAME as MESSAGES_MAX_NAME
 from baton_router.http.drain import parse_drain
 from baton_router.http.node_sleep import SleepFields, WakeFields
 from baton_router.http.openapi import BODIES
@@ -49,6 +50,7 @@ REQUIRED_FIELDS: dict[str, Json] = {
     "SleepRequest": {},
     "WakeRequest": {},
 }
+OF_MESSAGES = ("MessagesRequest", "CountTokensRequest")
 NOT_BESIDE = {("TokenizeRequest", "prompt")}  # a required field excludes it
 TOOLS = {"tools": [{"type": "function", "function": {"name": "x" * MAX_NAME}}]}
 # Fields that another field requires for its whole range of values.
@@ -59,6 +61,8 @@ REQUIRED_BESIDE: dict[str, Json] = {
     "tool_choice": TOOLS,
     "parallel_tool_calls": TOOLS,
 }
+CUSTOM: Json = {"name": "now", "input_schema": {}}
+MESSAGES_BESIDE: Json = {"tool_choice": {"tools": [CUSTOM | {"name": "x" * MESSAGES_MAX_NAME}]}}
 # Errors in these fields may name other members instead.
 NAMED_INSTEAD = {"stream_options": ("include_usage", "continuous_usage_stats"), "best_of": ("n",)}
 # Rules that JSON Schema cannot express, such as comparing two numbers, or that would be too many
@@ -123,7 +127,8 @@ def test_a_value_at_a_bound_is_accepted_and_one_beyond_is_refused_by_name(
     name: str, field: str
 ) -> None:
     def read(value: Any) -> None:
-        beside = {"n": value} if field == "best_of" else REQUIRED_BESIDE.get(field, {})
+        needed = MESSAGES_BESIDE if name in OF_MESSAGES else REQUIRED_BESIDE
+        beside = {"n": value} if field == "best_of" else needed.get(field, {})
         if name == "CompletionRequest" and field.startswith("max_") and value == 0:
             beside = {"echo": True}
         READERS[name](REQUIRED_FIELDS[name] | beside | {field: value})
@@ -264,8 +269,7 @@ def test_a_body_that_the_document_allows_is_not_refused(name: str, count: int) -
 WORDS: dict[str, dict[str, str]] = {
     "ChatRequest": IN_WORDS | IN_WORDS_FOR_CHATS,
     "CompletionRequest": IN_WORDS | IN_WORDS_FOR_COMPLETIONS,
-    "MessagesRequest": IN_WORDS_FOR_MESSAGES,
-    "CountTokensRequest": IN_WORDS_FOR_MESSAGES,
+    **dict.fromkeys(OF_MESSAGES, IN_WORDS_FOR_MESSAGES),
 }
 
 
@@ -278,7 +282,6 @@ def test_the_document_states_rules_beyond_json_schema_in_words(name: str) -> Non
 NOW: Json = {"name": "now", "arguments": "{}"}
 LISTED: Json = {"name": "now", "arguments": []}
 TOOL: Json = {"type": "function", "function": {"name": "now", "parameters": None}}
-CUSTOM: Json = {"name": "now", "input_schema": {}}
 CALLED: Json = {"type": "tool_use", "id": "c", "name": "now", "input": {}}
 ASSISTANT: Json = {"role": "assistant", "content": None}
 CASES: list[tuple[str, Json, bool]] = [
