@@ -47,6 +47,7 @@ TOOLS_AGREE = (
 )
 ENDS_ANSWERED = "the last message has no tool_use"
 ONE_FORMAT = "output_format is not beside output_config.format"
+_BETAS = texts(64, 256)
 _ONE_TIER = "there is one tier"
 _NO_STATE = "the server keeps nothing between requests"
 
@@ -127,8 +128,8 @@ class PromptFields(FieldTable):
     cache_control = ignored(mapping(), CACHED)
     context_management = ignored(mapping(), "nothing is cleared from the conversation")
     anthropic_version = ignored(text(), "there is one version")
-    anthropic_beta = ignored(ANYTHING, "a feature is on if its field is there")
-    betas = ignored(ANYTHING, "a feature is on if its field is there")
+    anthropic_beta = ignored(_BETAS, "a feature is on if its field is there")
+    betas = ignored(_BETAS, "a feature is on if its field is there")
     speed = ignored(choice("standard", "fast"), "there is one speed")
     user_profile_id = ignored(text(), "for the client's own use")
     mcp_servers = refused("the server calls no tools; call them in the client")

@@ -73,7 +73,7 @@ def check(cluster: Cluster, folder: Path, min_cases: int, *flags: str) -> None:
     # Schemathesis leaves out the route of the document itself.
     assert report["operations"]["tested"] == report["operations"]["total"] == len(OPERATIONS) - 1
     # Ids of a generated body are seldom in the vocabulary.
-    assert set(served(cluster.url)) >= {"chat", "completions", "responses"}, (
+    assert set(served(cluster.url)) >= {"chat", "completions", "messages", "responses"}, (
         "some requests of these endpoints must succeed"
     )
     settle(cluster)

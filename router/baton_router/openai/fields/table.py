@@ -28,8 +28,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from difflib import get_close_matches
-from os.path import commonprefix
+from difflib import SequenceMatcher, get_close_matches
 from typing import Any, ClassVar, Generic, Literal, Self, TypeVar, overload
 
 from baton_protocol.errors import InvalidRequest
@@ -42,7 +41,7 @@ V = TypeVar("V")
 Table = TypeVar("Table", bound="FieldTable")
 
 EMPTY: Sequence[Any] = (False, 0, "", [], {})  # values of a refused field that ask for nothing
-MOST_ROUTES = 2  # that an error names
+MOST_ROUTES = 2  # that an error names, those most like the client's
 ALIKE = 0.7  # similarity, 0 to 1, from which a name counts as a misspelt field
 TRUE: Schema = {"const": True}
 NOTHING_ELSE: Schema = {"additionalProperties": {"type": "null"}}
@@ -241,8 +240,7 @@ def _unknown_name(table: type[FieldTable], name: str, at: str) -> InvalidRequest
     param = f"{at}.{shown}" if at else shown
     message = f"{param!r} is not a field of {table.ROUTE or at}"
     others = [] if at else [other.ROUTE for other in _bodies(table) if name in other.FIELDS]
-    # The routes that are most like this one.
-    others.sort(key=lambda route: -len(commonprefix([route, table.ROUTE])))
+    others.sort(key=lambda route: SequenceMatcher(None, route, table.ROUTE).ratio(), reverse=True)
     meant = [known for known in table.FIELDS if known not in table.REFUSED]
     if others:
         message += f" but of {' and '.join(others[:MOST_ROUTES])}; leave it out"

@@ -13,6 +13,10 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from baton_protocol.errors import InvalidRequest
+from baton_router.anthropic.fields import ENDS_ANSWERED, ONE_FORMAT
+from baton_router.anthropic.fields import TOOLS_AGREE as MESSAGES_TOOLS_AGREE
+from baton_router.anthropic.messages import MessagesCall
+from baton_router.anthropic.tools import MAX_NAME as MESSAGES_MAX_NAME
 from baton_router.batches.files import WrittenBytes
 from baton_router.http.batch_routes import BatchFields
 from baton_router.http.drain import parse_drain
@@ -61,6 +65,8 @@ REQUIRED_FIELDS: dict[str, Json] = {
     "EmbeddingRequest": {"input": "x"},
     "ScoreRequest": {"text_1": "x", "text_2": "y"},
     "RerankRequest": {"query": "x", "documents": ["y"]},
+    "MessagesRequest": {"messages": [USER], "max_tokens": 5},
+    "CountTokensRequest": {"messages": [USER]},
     "DrainRequest": {},
     "PrefixRequest": {"ttl_s": 60},
     "SleepRequest": {},
@@ -77,6 +83,7 @@ NOT_BESIDE = {
     ("TokenizeRequest", "prompt"),
     *(("ScoreRequest", name) for names in SIDES[1:] for name in names),
 }
+OF_MESSAGES = ("MessagesRequest", "CountTokensRequest")
 TOOLS = {"tools": [{"type": "function", "function": {"name": "x" * MAX_NAME}}]}
 # Fields that another field requires for its whole range of values.
 REQUIRED_BESIDE: dict[str, Json] = {
@@ -94,6 +101,8 @@ BESIDE_IN_RESPONSES: dict[str, Json] = {
     "tool_choice": RESPONSE_TOOLS,
     "parallel_tool_calls": {},
 }
+CUSTOM: Json = {"name": "now", "input_schema": {}}
+MESSAGES_BESIDE: Json = {"tool_choice": {"tools": [CUSTOM | {"name": "x" * MESSAGES_MAX_NAME}]}}
 # Errors in these fields may name other members instead.
 NAMED_INSTEAD = {"stream_options": ("include_usage", "continuous_usage_stats"), "best_of": ("n",)}
 # Rules that JSON Schema cannot express, such as comparing two numbers, or that would be too many
@@ -124,12 +133,18 @@ IN_WORDS_FOR_GENERATE = {
     "sampling_params.detokenize": GENERATE_AGREES,
 }
 IN_WORDS_FOR_SCORES = {names[1]: LENGTHS_AGREE for names in SIDES}
+IN_WORDS_FOR_MESSAGES = {
+    "messages": ENDS_ANSWERED,
+    "output_format": ONE_FORMAT,
+    **dict.fromkeys(("tools", "tool_choice", "tool_choice.name"), MESSAGES_TOOLS_AGREE),
+}
 STATED = {
     **IN_WORDS,
     **IN_WORDS_FOR_CHATS,
     **IN_WORDS_FOR_RESPONSES,
     **IN_WORDS_FOR_GENERATE,
     **IN_WORDS_FOR_SCORES,
+    **IN_WORDS_FOR_MESSAGES,
 }
 TEXT = st.text(st.characters(codec="utf-8"), max_size=5)
 ANYTHING: st.SearchStrategy[Any] = (
@@ -156,6 +171,8 @@ READERS: dict[str, Callable[[Json], object]] = {
     "CompletionRequest": read_generation(CompletionCall.from_body),
     "ResponseRequest": read_generation(ResponseCall.from_body),
     "InputTokensRequest": lambda body: read_fields(InputTokenFields, body),
+    "MessagesRequest": read_generation(MessagesCall.from_body),
+    "CountTokensRequest": MessagesCall.counted,
     "TokenizeRequest": TokenizeCall.from_body,
     "BatchChatRequest": read_generation(BatchChatCall.from_body),
     "GenerateRequest": read_generation(GenerateCall.from_body),
@@ -186,7 +203,7 @@ def test_a_value_at_a_bound_is_accepted_and_one_beyond_is_refused_by_name(
     name: str, field: str
 ) -> None:
     def read(value: Any) -> None:
-        required = REQUIRED_BESIDE
+        required = MESSAGES_BESIDE if name in OF_MESSAGES else REQUIRED_BESIDE
         if name in ("ResponseRequest", "InputTokensRequest"):
             required = REQUIRED_BESIDE | BESIDE_IN_RESPONSES
         if name == "InputTokensRequest":
@@ -332,12 +349,17 @@ def test_the_document_states_the_rules_of_responses_in_words() -> None:
     assert documented >= set(IN_WORDS_FOR_RESPONSES.values())
 
 
-@pytest.mark.parametrize("name", ["ChatRequest", "CompletionRequest"])
+WORDS: dict[str, dict[str, str]] = {
+    "ChatRequest": IN_WORDS | IN_WORDS_FOR_CHATS,
+    "CompletionRequest": IN_WORDS | IN_WORDS_FOR_COMPLETIONS,
+    **dict.fromkeys(OF_MESSAGES, IN_WORDS_FOR_MESSAGES),
+}
+
+
+@pytest.mark.parametrize("name", WORDS)
 def test_the_document_states_rules_beyond_json_schema_in_words(name: str) -> None:
     documented = {rule["description"] for rule in SCHEMAS[name]["allOf"] if "description" in rule}
-    own = IN_WORDS_FOR_CHATS if name == "ChatRequest" else IN_WORDS_FOR_COMPLETIONS
-    expected = IN_WORDS | own
-    assert documented == set(expected.values())
+    assert documented == set(WORDS[name].values())
 
 
 OUTPUT: Json = {"type": "function_call_output", "call_id": "c"}
@@ -349,6 +371,7 @@ ALLOWED: Json = {"type": "allowed_tools", "mode": "auto", "tools": [RESPONSE_TOO
 NOW: Json = {"name": "now", "arguments": "{}"}
 LISTED: Json = {"name": "now", "arguments": []}
 TOOL: Json = {"type": "function", "function": {"name": "now", "parameters": None}}
+USED: Json = {"type": "tool_use", "id": "c", "name": "now", "input": {}}
 ASSISTANT: Json = {"role": "assistant", "content": None}
 CASES: list[tuple[str, Json, bool]] = [
     ("ChatRequest", {"stream_options": {}}, True),
@@ -461,6 +484,15 @@ CASES: list[tuple[str, Json, bool]] = [
     ("InputTokensRequest", {"max_output_tokens": 1}, False),
     ("InputTokensRequest", {"instructions": "x", "previous_response_id": "resp_1"}, True),
     ("CompletionRequest", {"reasoning_effort": "low"}, False),
+    ("MessagesRequest", {"max_tokens": None}, False),
+    ("MessagesRequest", {"tools": [CUSTOM], "tool_choice": {"type": "tool"}}, False),
+    ("MessagesRequest", {"tools": [{**CUSTOM, "type": "web_search_20250305"}]}, False),
+    ("MessagesRequest", {"tools": [{"name": "now"}]}, False),
+    ("MessagesRequest", {"messages": [{"role": "user", "content": [USED]}]}, False),
+    ("MessagesRequest", {"messages": [{"role": "assistant", "content": [USED]}, USER]}, True),
+    ("MessagesRequest", {"system": [{"type": "image"}]}, False),
+    ("MessagesRequest", {"thinking": {"type": "enabled", "budget_tokens": 1024}}, True),
+    ("CountTokensRequest", {"max_tokens": 5}, False),
     ("TokenizeRequest", {"prompt": "x"}, False),
     ("TokenizeRequest", {"messages": None, "prompt": ""}, True),
     ("TokenizeRequest", {"messages": None}, False),
