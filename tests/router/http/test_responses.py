@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import jsonschema_rs
 import msgspec
 import pytest
 
@@ -74,6 +75,17 @@ async def test_an_answer_in_one_piece_and_its_stream_are_one_response(decode: Fa
         assert [event["sequence_number"] for event in shown] == list(range(len(shown)))
         deltas = [event["delta"] for event in shown if event["type"].endswith("text.delta")]
         assert (len(deltas), "".join(deltas)) == (len(pools.REPLY), pools.REPLY)
+        document = (await client.get("/openapi.json"))[1]
+        content = document["paths"][ROUTE]["post"]["responses"]["200"]["content"]
+        data = content["text/event-stream"]["schema"]["properties"]["data"]["anyOf"][1]
+        for schema, values in (
+            (data["contentSchema"], shown),
+            (content["application/json"]["schema"], [answer]),
+        ):
+            components = {"components": document["components"]}
+            validator = jsonschema_rs.validator_for({**schema, **components})
+            for value in values:
+                validator.validate(value)
         last = shown[-1]["response"]
         changing = {"id", "created_at", "output"}
         assert {name: value for name, value in last.items() if name not in changing} == {
