@@ -46,7 +46,7 @@ class ResponseCall(Conversation):
     come before them (see `continued`). `echoed` are the fields of Response that repeat the body's.
     `encrypts`: reasoning has `encrypted_content`. `answered` gets the response at its end."""
 
-    items: Sequence[Json]
+    items: list[Json]
     instructions: str | None
     previous: str | None
     keeps: bool
@@ -134,6 +134,11 @@ class ResponseCall(Conversation):
         items = [*earlier, *self.items]
         messages = _with_instructions(self.instructions, items)
         return replace(self, items=items, messages=messages, previous=None)
+
+    def forget_prompts(self) -> None:
+        Conversation.forget_prompts(self)
+        if not self.keeps:  # else they are kept with the answer
+            self.items.clear()
 
     def prompts(self, model: PoolModel) -> list[Prompt]:
         if self.previous is not None:

@@ -202,7 +202,8 @@ class SamplingFields(UnservedFields):
     min_p = optional(number(0.0, 1.0), "0 is off", "the model's, else 0")
     seed = optional(
         integer(),
-        "key of the random numbers, the same on every node ([the same tokens](api.md#the-same-tokens))",
+        "key of the random numbers, the same on every node"
+        " ([the same tokens](api.md#the-same-tokens))",
         "random",
     )
     frequency_penalty = optional(
