@@ -133,7 +133,7 @@ class ResponseRoutes:
 
     async def list_input(self, request: web.Request) -> web.Response:
         query = request.query
-        limit, order, after = query.get("limit", f"{LIMIT}"), query.get("order", "desc"), ""
+        limit, order = query.get("limit", f"{LIMIT}"), query.get("order", "desc")
         if not limit.isdecimal() or len(limit) > 3 or not 1 <= int(limit) <= MAX_LIMIT:
             raise InvalidRequest(f"limit is {limit!r}; use 1 to {MAX_LIMIT}", param="limit")
         if order not in ("asc", "desc"):

@@ -33,7 +33,7 @@ from baton_router.responses.fields import (
     shown_tools,
 )
 from baton_router.responses.items import messages_of
-from baton_router.responses.records import Response, ResponseStatus
+from baton_router.responses.records import ID_PREFIX, Response, ResponseStatus
 from baton_router.responses.shape import ResponseShape
 from baton_text.tokenizer import Tokenizer
 
@@ -224,7 +224,7 @@ RESPONSES = Dialect(
     route="/v1/responses",
     endpoint="responses",
     operation="chat",
-    prefix="resp_",
+    prefix=ID_PREFIX,
     parse=ResponseCall.parse,
     error_event=_error_event,
 )

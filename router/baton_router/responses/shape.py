@@ -43,6 +43,7 @@ from baton_router.responses.events import (
 )
 from baton_router.responses.items import encoded_reasoning
 from baton_router.responses.records import (
+    ID_PREFIX,
     FunctionCall,
     IncompleteDetails,
     ItemStatus,
@@ -56,8 +57,6 @@ from baton_router.responses.records import (
     ResponseUsage,
 )
 from baton_text.parsers.parser import Piece
-
-ID_PREFIX = "resp_"
 
 
 class ResponseShape:
