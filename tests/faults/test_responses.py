@@ -11,7 +11,7 @@ import pytest
 from tests.faults.conftest import SLOW_DECODE
 from tests.support.pools.processes import SIM, Cluster
 
-pytestmark = pytest.mark.integration
+pytestmark = [pytest.mark.integration, pytest.mark.long]
 
 BODY: dict[str, Any] = {
     "model": "sim",

@@ -143,7 +143,7 @@ class ResponseRoutes:
 
     async def list_input(self, request: web.Request) -> web.Response:
         query = request.query
-        limit, order, after = query.get("limit", f"{LIMIT}"), query.get("order", "desc"), ""
+        limit, order = query.get("limit", f"{LIMIT}"), query.get("order", "desc")
         if not limit.isdecimal() or len(limit) > 3 or not 1 <= int(limit) <= MAX_LIMIT:
             raise InvalidRequest(f"limit is {limit!r}; use 1 to {MAX_LIMIT}", param="limit")
         if order not in ("asc", "desc"):
@@ -186,8 +186,12 @@ class ResponseRoutes:
             return call
         return call.continued(await self._kept.read_conversation(tenant, call.previous))
 
-    async def _keep(self, tenant: str, call: ResponseCall) -> None:
-        await self._kept.keep(tenant, call.answered[-1], call.items)
+    async def _keep(self, tenant: str, call: ResponseCall, begun: Response | None = None) -> None:
+        """Keep the answer; `begun` is its first state if it was made in the background."""
+        response = call.answered[-1]
+        if begun is not None:
+            response = msgspec.structs.replace(response, created_at=begun.created_at)
+        await self._kept.keep(tenant, response, call.items)
 
     # --- in the background ------------------------------------------------------------------------
 
@@ -234,7 +238,7 @@ class ResponseRoutes:
     async def _make(self, call: ResponseCall, context: RequestContext, response: Response) -> None:
         """Make a response in the background, and note how it ended."""
         tenant, id = context.tenant_name, response.id
-        keep = partial(self._keep, tenant, call)
+        keep = partial(self._keep, tenant, call, response)
         work = asyncio.create_task(self._generation.ask(call, context, keep))
         try:
             cancelled = await self._watch(work, call, context, response)

@@ -46,6 +46,11 @@ class AnswerPieces:
         )
 
     @property
+    def is_content(self) -> bool:
+        """Whether all text of each choice is content."""
+        return self._parsing is None
+
+    @property
     def separates_reasoning(self) -> bool:
         """Whether the model's reasoning is separated from its content."""
         return self._parsing is not None and self._parsing.reasoning_parser is not None

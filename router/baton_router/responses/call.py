@@ -33,7 +33,7 @@ from baton_router.responses.fields import (
     shown_tools,
 )
 from baton_router.responses.items import messages_of
-from baton_router.responses.records import Response, ResponseStatus
+from baton_router.responses.records import ID_PREFIX, Response, ResponseStatus
 from baton_router.responses.shape import ResponseShape
 from baton_text.tokenizer import Tokenizer
 
@@ -46,7 +46,7 @@ class ResponseCall(Conversation):
     come before them (see `continued`). `echoed` are the fields of Response that repeat the body's.
     `encrypts`: reasoning has `encrypted_content`. `answered` gets the response at its end."""
 
-    items: Sequence[Json]
+    items: list[Json]
     instructions: str | None
     previous: str | None
     keeps: bool
@@ -135,6 +135,11 @@ class ResponseCall(Conversation):
         messages = _with_instructions(self.instructions, items)
         return replace(self, items=items, messages=messages, previous=None)
 
+    def forget_prompts(self) -> None:
+        Conversation.forget_prompts(self)
+        if not self.keeps:  # else they are kept with the answer
+            self.items.clear()
+
     def prompts(self, model: PoolModel) -> list[Prompt]:
         if self.previous is not None:
             raise InvalidRequest(
@@ -219,7 +224,7 @@ RESPONSES = Dialect(
     route="/v1/responses",
     endpoint="responses",
     operation="chat",
-    prefix="resp_",
+    prefix=ID_PREFIX,
     parse=ResponseCall.parse,
     error_event=_error_event,
 )

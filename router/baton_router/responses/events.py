@@ -130,4 +130,9 @@ def event_bytes(event: ResponseEvent) -> bytes:
     return b"event: %b\ndata: %b\n\n" % (_NAMES[type(event)], one_line(event))
 
 
+def text_event_bytes(event: TextDelta) -> bytes:
+    """The same for the event that most streams consist of."""
+    return b"event: response.output_text.delta\ndata: %b\n\n" % event_data(event)
+
+
 _NAMES = {kind: str(kind.__struct_config__.tag).encode() for kind in ResponseEvent.__args__}

@@ -320,7 +320,8 @@ class ResponseStreamOptions(FieldTable):
 
 
 def _read_stream_options(at: str, value: Any) -> ResponseStreamOptions | None:
-    return read_fields(ResponseStreamOptions, object_at(at, value), at) if value else None
+    options = object_at(at, value)
+    return read_fields(ResponseStreamOptions, options, at) if options else None
 
 
 def _read_include(at: str, value: Any) -> frozenset[str]:

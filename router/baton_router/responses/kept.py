@@ -18,7 +18,7 @@ from baton_kvstore.index.responses import Responses
 from baton_protocol.errors import ErrorRecord, InvalidRequest, NotFound, Unavailable
 from baton_router.openai.fields.kinds import Json
 from baton_router.responses.items import INPUT, MAX_ID
-from baton_router.responses.records import Response, ResponseError, ResponseStatus
+from baton_router.responses.records import ID_PREFIX, Response, ResponseError, ResponseStatus
 
 T = TypeVar("T")
 UNFINISHED: Sequence[ResponseStatus] = ("queued", "in_progress")
@@ -26,7 +26,7 @@ CONTINUABLE: Sequence[ResponseStatus] = ("completed", "incomplete")
 # A response in the background counts as failed after so many seconds without its router.
 LEASE_S = 15.0
 _RESPONSE, _INPUT = "response", "input"
-_ID = re.compile(r"resp_[0-9a-f]{32}")
+_ID = re.compile(rf"{ID_PREFIX}[0-9a-f]{{32}}")
 
 logger = logging.getLogger(__name__)
 
@@ -56,7 +56,7 @@ class KeptResponses:
 
     async def write(self, tenant: str, response: Response, items: Sequence[Json]) -> None:
         """Write a response with its input. Raise Unavailable."""
-        name = response.id.removeprefix("resp_")
+        name = response.id.removeprefix(ID_PREFIX)
         named = [{"id": f"item_{name}{at:04x}", **item} for at, item in enumerate(items)]
         encode = msgspec.json.encode
         values = {_RESPONSE: encode(response), _INPUT: encode(named)}

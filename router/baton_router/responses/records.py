@@ -13,6 +13,7 @@ from msgspec import UNSET
 
 from baton_router.openai.answers import ChatPosition, Closed, Usage
 
+ID_PREFIX = "resp_"
 ItemStatus = Literal["in_progress", "completed", "incomplete"]
 ResponseStatus = Literal["queued", "in_progress", "completed", "incomplete", "failed", "cancelled"]
 

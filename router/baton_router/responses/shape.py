@@ -39,9 +39,11 @@ from baton_router.responses.events import (
     TextDelta,
     TextDone,
     event_bytes,
+    text_event_bytes,
 )
 from baton_router.responses.items import encoded_reasoning
 from baton_router.responses.records import (
+    ID_PREFIX,
     FunctionCall,
     IncompleteDetails,
     ItemStatus,
@@ -55,8 +57,6 @@ from baton_router.responses.records import (
     ResponseUsage,
 )
 from baton_text.parsers.parser import Piece
-
-ID_PREFIX = "resp_"
 
 
 class ResponseShape:
@@ -86,6 +86,7 @@ class ResponseShape:
         self._unshown: list[ChatPosition] = []  # logprobs of tokens that no event has shown
         self._finish: FinishReason | None = None
         self._begun = False
+        self._flows = False  # all that follows before the end is text of the open message
         # Reused for every event, since most of its fields stay the same.
         self._text_delta = TextDelta(
             sequence_number=0,
@@ -99,6 +100,8 @@ class ResponseShape:
     # --- a stream ---------------------------------------------------------------------------------
 
     def event(self, index: int, delta: Delta) -> bytes:
+        if self._flows and delta.finish is None:
+            return self._text_event(delta.text)
         if not self._begun:
             self._begin()
         self._note_scores(delta.logprobs)
@@ -106,7 +109,19 @@ class ResponseShape:
             self._add(index, piece)
         if delta.finish is not None:
             self._finish_output(delta.finish)
+        elif self._item is not None and self._pieces.is_content and self._logprobs is None:
+            self._flows = True
         return self._taken()
+
+    def _text_event(self, text: str) -> bytes:
+        """The event of a text that needs no other one."""
+        if not text:
+            return b""
+        self._texts.append(text)
+        delta = self._text_delta
+        delta.sequence_number, delta.delta = self._number, text
+        self._number += 1
+        return text_event_bytes(delta)
 
     def end(self, usage: Usage | None) -> bytes:
         assert usage is not None, "the options include usage"

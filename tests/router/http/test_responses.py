@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import jsonschema_rs
 import msgspec
 import pytest
 
@@ -62,23 +63,56 @@ def text_of(response: Any) -> str:
     return str(item["content"][0]["text"])
 
 
+async def streamed(client: pools.Client) -> list[Any]:
+    """The data of a stream's events."""
+    async with client.session.post(client.url + ROUTE, json=BODY | {"stream": True}) as stream:
+        assert stream.headers["Content-Type"].startswith("text/event-stream")
+        blocks = (await stream.text()).removesuffix("\n\n").split("\n\n")
+    return [msgspec.json.decode(block.partition("data: ")[2]) for block in blocks]
+
+
 async def test_an_answer_in_one_piece_and_its_stream_are_one_response(decode: FakeNode) -> None:
     async with pools.running(decode) as client:
         answer = await post(client, BODY)
         assert (text_of(answer), answer["status"]) == (pools.REPLY, "completed")
         assert (answer["store"], answer["model"]) == (False, "fake-model")
-        async with client.session.post(client.url + ROUTE, json=BODY | {"stream": True}) as stream:
-            assert stream.headers["Content-Type"].startswith("text/event-stream")
-            blocks = (await stream.text()).removesuffix("\n\n").split("\n\n")
-        shown = [msgspec.json.decode(block.partition("data: ")[2]) for block in blocks]
+        shown = await streamed(client)
         assert [event["sequence_number"] for event in shown] == list(range(len(shown)))
         deltas = [event["delta"] for event in shown if event["type"].endswith("text.delta")]
         assert (len(deltas), "".join(deltas)) == (len(pools.REPLY), pools.REPLY)
+        document = (await client.get("/openapi.json"))[1]
+        content = document["paths"][ROUTE]["post"]["responses"]["200"]["content"]
+        data = content["text/event-stream"]["schema"]["properties"]["data"]["anyOf"][1]
+        for schema, values in (
+            (data["contentSchema"], shown),
+            (content["application/json"]["schema"], [answer]),
+        ):
+            components = {"components": document["components"]}
+            validator = jsonschema_rs.validator_for({**schema, **components})
+            for value in values:
+                validator.validate(value)
         last = shown[-1]["response"]
         changing = {"id", "created_at", "output"}
         assert {name: value for name, value in last.items() if name not in changing} == {
             name: value for name, value in answer.items() if name not in changing
         }
+
+
+async def test_a_stream_continues_at_another_node(decode: FakeNode, other: FakeNode) -> None:
+    decode.script.run = "half"
+    async with pools.running(decode, link_patience_s=0.05) as client:
+        asked = asyncio.create_task(streamed(client))
+        await pools.half_sent(client)
+        client.dial(other.address)
+        await client.ready(2)
+        await decode.stop()
+        shown = await asked
+    assert [event["sequence_number"] for event in shown] == list(range(len(shown)))
+    deltas = [event["delta"] for event in shown if event["type"].endswith("text.delta")]
+    last = shown[-1]["response"]
+    assert "".join(deltas) == text_of(last) == pools.REPLY
+    assert last["status"] == "completed"
+    assert other.got_of(RunJob)
 
 
 async def test_a_response_is_kept_and_continued_at_another_router(
