@@ -25,8 +25,8 @@ from baton_router.openai.fields.completions import CompletionFields
 from baton_router.openai.fields.kinds import INT64
 from baton_router.openai.fields.table import EMPTY, Field, FieldTable
 from baton_router.openai.fields.tokens import DetokenizeFields, TokenizeFields
-from baton_router.tokens.fields import GenerateFields
-from baton_router.tokens.scoring import ScoringFields
+from baton_router.tokens.generate_fields import GenerateFields
+from baton_router.tokens.scoring_fields import ScoringFields
 
 Json = Mapping[str, Any]
 MARKERS = "<!-- {section} fields: begin -->", "<!-- {section} fields: end -->"

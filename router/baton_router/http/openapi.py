@@ -61,9 +61,10 @@ from baton_router.openai.fields.chat import ChatFields
 from baton_router.openai.fields.completions import CompletionFields
 from baton_router.openai.fields.table import FieldTable, schema_of
 from baton_router.openai.fields.tokens import DetokenizeFields, TokenizeFields
-from baton_router.tokens.fields import GenerateFields
 from baton_router.tokens.generate import Generated, GeneratedChunk
-from baton_router.tokens.scoring import ScoreList, ScoringFields
+from baton_router.tokens.generate_fields import GenerateFields
+from baton_router.tokens.scoring import ScoreList
+from baton_router.tokens.scoring_fields import ScoringFields
 
 Json = dict[str, Any]
 OPENAPI = "3.1.0"

@@ -69,6 +69,8 @@ def candidates(position: PositionLogprobs, top: int) -> Sequence[TokenLogprob]:
     """The `top` most likely tokens, then those that the client named and that are not among
     them."""
     likely = position.top[:top]
+    if not position.named:
+        return likely
     shown = {token.id for token in likely}
     named = {token.id: token for token in position.named if token.id not in shown}
     return (*likely, *named.values())

@@ -30,8 +30,8 @@ from baton_router.openai.sampling import check_alone
 from baton_router.openai.structured_output import NAMES, ONE_AT_MOST
 from baton_router.openai.tokenize_call import TokenizeCall
 from baton_router.openai.tools import MAX_NAME, TOOLS_AGREE
-from baton_router.tokens.fields import GENERATE_AGREES
 from baton_router.tokens.generate import GenerateCall
+from baton_router.tokens.generate_fields import GENERATE_AGREES
 from baton_router.tokens.scoring import ScoringCall
 from tests.router.openai.bodies import USER, Json
 from tests.router.openai.fields.schema_edges import edges
