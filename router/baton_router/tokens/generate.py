@@ -38,8 +38,8 @@ from baton_router.openai.fields.table import gives, read_fields
 from baton_router.openai.json_body import decode_object
 from baton_router.openai.logprobs import (
     candidates,
+    json_logprob,
     prompt_logprobs,
-    shown_logprob,
     shown_logprobs,
     token_bytes,
     token_name,
@@ -295,7 +295,7 @@ class GenerateShape:
     def _score(self, token: TokenLogprob) -> Json:
         score: Json = {
             "token_id": token.id,
-            "logprob": shown_logprob(token),
+            "logprob": json_logprob(token),
             "rank": token.rank or None,
         }
         if self._text:
