@@ -100,6 +100,7 @@ DRAWN = Subject(
         max_tokens=12,
         ignore_eos=True,
         logprobs=1,
+        logprob_token_ids=(60, 7),
         presence_penalty=0.4,
         repetition_penalty=1.2,
         logit_bias=((7, 1.5),),
@@ -136,7 +137,7 @@ def bits_of(logprob: float) -> int:
 def token_of(id: int, logprobs: PositionLogprobs | None) -> Token:
     assert logprobs is not None
     assert logprobs.sampled.id == id
-    each = (logprobs.sampled, *logprobs.top)
+    each = (logprobs.sampled, *logprobs.top, *logprobs.named)
     return tuple(number for one in each for number in (one.id, bits_of(one.logprob)))
 
 

@@ -17,6 +17,7 @@ import pytest
 
 from baton_protocol.link import Deltas, PrefillDone
 from baton_protocol.request import PositionLogprobs, TokenLogprob
+from baton_protocol.sampling import SamplingParams
 from tests.bits.cells import (
     DTYPES,
     GREEDY,
@@ -74,16 +75,22 @@ def body_of(subject: Subject, *, stream: bool) -> Json:
     }
 
 
-def answer_of(choice: ChoiceResult, top: int) -> Answer:
-    """The tokens of a completion's choice. The API adds the sampled token to the likeliest."""
+def answer_of(choice: ChoiceResult, params: SamplingParams) -> Answer:
+    """The tokens of a completion's choice. The API adds the sampled token and those that the
+    request names to the likeliest."""
     tokens = []
     for id, (name, logprob, likeliest, _) in zip(choice.ids, choice.logprobs, strict=True):
         assert name == f"token_id:{id}"
         candidates = [
             TokenLogprob(int(each.removeprefix("token_id:")), value)
-            for each, value in list(likeliest.items())[:top]
+            for each, value in list(likeliest.items())[: params.logprobs]
         ]
-        tokens.append(token_of(id, PositionLogprobs(TokenLogprob(id, logprob), tuple(candidates))))
+        named = (
+            TokenLogprob(asked, likeliest[f"token_id:{asked}"])
+            for asked in params.logprob_token_ids
+        )
+        position = PositionLogprobs(TokenLogprob(id, logprob), tuple(candidates), tuple(named))
+        tokens.append(token_of(id, position))
     return tuple(tokens)
 
 
@@ -108,7 +115,7 @@ def check_subjects(bench: Bench, pool: Cluster, label: str, beside: int = 0) -> 
         futures = [threads.submit(send, pool, each, stream=stream) for each, stream in wanted]
         for (subject, _), future in zip(wanted, futures, strict=True):
             for number, choice in future.result().result.choices.items():
-                answer = answer_of(choice, subject.params.logprobs or 0)
+                answer = answer_of(choice, subject.params)
                 bench.check(label, subject, answer, number)
         for each in ignored:
             each.result()
@@ -225,7 +232,7 @@ def killed_at(
 
         all_answers = [send(pool, first, on_event=start_next), *(each.result() for each in answers)]
     for subject, answer, right in zip(STREAMS, all_answers, expected, strict=True):
-        assert answer_of(answer.result.choices[0], GREEDY.params.logprobs or 0) == right, subject
+        assert answer_of(answer.result.choices[0], GREEDY.params) == right, subject
     last = [pool.witness.placements(each.prompt)[-1] for each in STREAMS]
     return {job.tokens for job in last if job.attempt > 1}
 

@@ -79,7 +79,7 @@ def ask_all(
     for subject, answer in zip(SUBJECTS, found_all, strict=True):
         used = {placed.node for placed in pool.witness.placements(subject.prompt)}
         [format_] = {formats[node] for node in used}
-        found = answer_of(answer.result.choices[0], GREEDY.params.logprobs or 0)
+        found = answer_of(answer.result.choices[0], GREEDY.params)
         assert found == expected[format_][subject.name], (subject.name, used)
         nodes |= used
     return nodes

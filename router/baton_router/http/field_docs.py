@@ -30,8 +30,8 @@ from baton_router.openai.fields.table import EMPTY, Field, FieldTable
 from baton_router.openai.fields.tokens import DetokenizeFields, TokenizeFields
 from baton_router.pooling.fields import EmbeddingFields, RerankFields, ScoreFields
 from baton_router.responses.fields import ResponseFields
-from baton_router.tokens.fields import GenerateFields
-from baton_router.tokens.scoring import ScoringFields
+from baton_router.tokens.generate_fields import GenerateFields
+from baton_router.tokens.scoring_fields import ScoringFields
 
 Json = Mapping[str, Any]
 MARKERS = "<!-- {section} fields: begin -->", "<!-- {section} fields: end -->"

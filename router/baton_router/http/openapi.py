@@ -101,9 +101,10 @@ from baton_router.responses.call import RESPONSES
 from baton_router.responses.events import ResponseEvent
 from baton_router.responses.fields import InputTokenFields, ResponseFields
 from baton_router.responses.records import DeletedResponse, InputItemList, InputTokens, Response
-from baton_router.tokens.fields import GenerateFields
 from baton_router.tokens.generate import Generated, GeneratedChunk
-from baton_router.tokens.scoring import LabelScores, ScoringFields
+from baton_router.tokens.generate_fields import GenerateFields
+from baton_router.tokens.scoring import LabelScores
+from baton_router.tokens.scoring_fields import ScoringFields
 
 Json = dict[str, Any]
 OPENAPI = "3.1.0"

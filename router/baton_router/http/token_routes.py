@@ -45,6 +45,7 @@ from baton_router.requests.tokenize import (
     tokenize_prompt,
 )
 from baton_router.settings import RouterSettings
+from baton_router.tokens.generate_fields import SamplingFields
 from baton_text.tokenizer import Tokenizer
 
 CHAT_RENDER, COMPLETIONS_RENDER = "/v1/chat/completions/render", "/v1/completions/render"
@@ -200,16 +201,18 @@ def _sampling_of(call: Call, prepared: Prepared) -> dict[str, Any]:
     """The parameters that differ from their defaults, in the form of `sampling_params`. A seed is
     there only if the client sent one."""
     params = prepared.request.params
-    fields: dict[str, Any] = msgspec.to_builtins(params)
+    given: dict[str, Any] = msgspec.to_builtins(params)
+    fields = {name: value for name, value in given.items() if name in SamplingFields.FIELDS}
     fields["max_tokens"] = params.max_tokens
     if call.sampling.get("seed") is None:
         del fields["seed"]
+    if call.options.stream:  # an echo's; a stream of ids has none
+        fields.pop("prompt_logprobs", None)
     if params.logit_bias:
         fields["logit_bias"] = {str(token): bias for token, bias in params.logit_bias}
     if params.bad_words:
         fields["bad_words"] = list(call.bad_words)
     if params.structured is not None:
-        del fields["structured"]
         fields["structured_outputs"] = _outputs_of(call, prepared, params.structured)
     return fields
 

@@ -59,14 +59,14 @@ class BatchChatCall(ChatCall):
         return first + [prompt for other in self.others for prompt in other.prompts(model)]
 
     def parsing(self, model: PoolModel, prompts: Sequence[Prompt]) -> AnswerParsing | None:
-        """That of every conversation. Raise InvalidRequest if one needs another, as its answer
-        begins inside reasoning and the first one's does not."""
+        """That of every conversation. Raise InvalidRequest if one needs another than the first, as
+        one of both continues reasoning, or text after it."""
         parsing = ChatCall.parsing(self, model, prompts[:1])
         for place, (other, prompt) in enumerate(zip(self.others, prompts[1:], strict=True), 1):
             if other.parsing(model, [prompt]) != parsing:
                 raise InvalidRequest(
-                    f"the answers of messages[0] and messages[{place}] do not begin alike: one "
-                    "begins inside reasoning; send them apart",
+                    f"the answers of messages[0] and messages[{place}] do not begin alike: only "
+                    "one of them continues reasoning, or text after it; send them apart",
                     param="messages",
                 )
         return parsing

@@ -24,7 +24,7 @@ from baton_router.openai.answers import (
 FLOOR = -9999.0
 
 
-def shown_logprob(token: TokenLogprob) -> float:
+def json_logprob(token: TokenLogprob) -> float:
     """The log-probability as JSON can have it."""
     return max(token.logprob, FLOOR)
 
@@ -49,12 +49,12 @@ def chat_logprobs(
     content = [
         ChatPosition(
             token=token_name(position.sampled, as_id),
-            logprob=shown_logprob(position.sampled),
+            logprob=json_logprob(position.sampled),
             bytes=token_bytes(position.sampled),
             top_logprobs=[
                 ChatToken(
                     token=token_name(token, as_id),
-                    logprob=shown_logprob(token),
+                    logprob=json_logprob(token),
                     bytes=token_bytes(token),
                 )
                 for token in candidates(position, top)
@@ -69,6 +69,8 @@ def candidates(position: PositionLogprobs, top: int) -> Sequence[TokenLogprob]:
     """The `top` most likely tokens, then those that the client named and that are not among
     them."""
     likely = position.top[:top]
+    if not position.named:
+        return likely
     shown = {token.id for token in likely}
     named = {token.id: token for token in position.named if token.id not in shown}
     return (*likely, *named.values())
@@ -93,7 +95,7 @@ def completion_logprobs(
     unknown = [None for _ in alone]
     return CompletionLogprobs(
         tokens=[*alone, *(token_name(position.sampled, as_id) for position in positions)],
-        token_logprobs=[*unknown, *(shown_logprob(position.sampled) for position in positions)],
+        token_logprobs=[*unknown, *(json_logprob(position.sampled) for position in positions)],
         top_logprobs=[*unknown, *(_by_name(position, top, as_id) for position in positions)],
         text_offset=offsets,
     )
@@ -106,13 +108,13 @@ def _by_name(position: PositionLogprobs, top: int, as_id: bool) -> dict[str, flo
     own = token_name(sampled, as_id)
     for token in candidates(position, top):
         if token.id == sampled.id:
-            by_name[own] = shown_logprob(sampled)
+            by_name[own] = json_logprob(sampled)
             continue
         name = token_name(token, as_id)
         if name == own or name in by_name:
             name = token_name(token, as_id=True)
-        by_name[name] = shown_logprob(token)
-    by_name.setdefault(own, shown_logprob(sampled))
+        by_name[name] = json_logprob(token)
+    by_name.setdefault(own, json_logprob(sampled))
     return by_name
 
 
@@ -129,7 +131,7 @@ def prompt_logprobs(positions: Sequence[PositionLogprobs], top: int) -> PromptLo
 
 
 def _ranked(token: TokenLogprob) -> RankedToken:
-    return RankedToken(logprob=shown_logprob(token), rank=token.rank, decoded_token=token.text)
+    return RankedToken(logprob=json_logprob(token), rank=token.rank, decoded_token=token.text)
 
 
 @overload

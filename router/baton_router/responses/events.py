@@ -132,7 +132,7 @@ def event_bytes(event: ResponseEvent) -> bytes:
 
 def text_event_bytes(event: TextDelta) -> bytes:
     """The same for the event that most streams consist of."""
-    return b"event: response.output_text.delta\ndata: %b\n\n" % event_data(event)
+    return b"event: response.output_text.delta\ndata: %b\n\n" % one_line(event)
 
 
 _NAMES = {kind: str(kind.__struct_config__.tag).encode() for kind in ResponseEvent.__args__}

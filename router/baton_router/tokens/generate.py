@@ -38,8 +38,8 @@ from baton_router.openai.fields.table import gives, read_fields
 from baton_router.openai.json_body import decode_object
 from baton_router.openai.logprobs import (
     candidates,
+    json_logprob,
     prompt_logprobs,
-    shown_logprob,
     shown_logprobs,
     token_bytes,
     token_name,
@@ -47,7 +47,7 @@ from baton_router.openai.logprobs import (
 from baton_router.openai.sampling import parameters_in
 from baton_router.openai.stream_usage import StreamUsage
 from baton_router.openai.structured_output import RequestedGrammar
-from baton_router.tokens.fields import GenerateFields, SamplingFields
+from baton_router.tokens.generate_fields import GenerateFields, SamplingFields
 from baton_text.tokenizer import Tokenizer
 
 PREFIX = "generate-tokens-"
@@ -157,8 +157,6 @@ class GenerateCall:
             more["logprobs"] = 0
         # Nobody reads the text if it is neither shown nor searched for a stop string.
         more["detokenize"] = params.detokenize and (shows_text or bool(params.stop))
-        if params.stop and not params.detokenize:
-            more["detokenize"] = False  # SamplingParams refuses it
         usage = fields.stream_options or StreamOptions()
         return cls(
             options=Options(
@@ -298,7 +296,7 @@ class GenerateShape:
     def _score(self, token: TokenLogprob) -> Json:
         score: Json = {
             "token_id": token.id,
-            "logprob": shown_logprob(token),
+            "logprob": json_logprob(token),
             "rank": token.rank or None,
         }
         if self._text:

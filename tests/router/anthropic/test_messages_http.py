@@ -199,6 +199,6 @@ async def test_after_a_lost_node_the_blocks_are_those_of_an_undisturbed_answer(
                     await decode.stop()
             final = await stream.get_final_message()
         [block] = final.content
-        assert block.text == pools.REPLY
+        assert block.text == pools.REPLY  # type: ignore[union-attr]
         assert [event.type for event in events].count("content_block_start") == 1
         assert final.usage.output_tokens == len(pools.REPLY)

@@ -45,6 +45,28 @@ def client(running: Any, decode: FakeNode, prefill: FakeNode) -> Any:
     return opened
 
 
+@pytest.mark.parametrize("stream", [False, True])
+@pytest.mark.parametrize("endpoint", ["chat", "completions"])
+async def test_the_client_reads_the_logprobs_of_named_ids(
+    client: Any, endpoint: str, stream: bool
+) -> None:
+    fields: dict[str, Any] = {"logprobs": 0} if endpoint == "completions" else {"logprobs": True}
+    body = {"logprob_token_ids": [64, 32], "return_tokens_as_token_ids": True}
+    async with client() as api:
+        answers = await send(api, endpoint, stream, max_tokens=3, extra_body=body, **fields)
+        positions: list[dict[str, float]] = []
+        for logprobs in [choice.logprobs for answer in answers for choice in answer.choices]:
+            if endpoint == "completions":
+                positions += logprobs.top_logprobs
+                continue
+            for position in logprobs.content:
+                positions.append({top.token: top.logprob for top in position.top_logprobs})
+        assert len(positions) == 3
+        for found in positions:
+            named = {name: found[name] for name in ("token_id:64", "token_id:32")}
+            assert named == {"token_id:64": -4.0, "token_id:32": -2.0}
+
+
 async def test_the_client_reads_a_chat_completion(client: Any) -> None:
     async with client() as api:
         answer = await api.chat.completions.create(model="fake-model", messages=MESSAGES, n=2)

@@ -18,6 +18,7 @@ import pytest
 from tokenizers import AddedToken
 from tokenizers import Tokenizer as Backend
 
+from baton_protocol.errors import InvalidRequest
 from baton_protocol.ids import RequestId
 from baton_protocol.link import Delta, PrefillJob, RunJob
 from baton_protocol.sampling import FinishReason
@@ -25,6 +26,7 @@ from baton_router.auth import Tenant
 from baton_router.nodes.pool_model import PoolModel
 from baton_router.openai.answer_parsing import AnswerParsing, ChoiceReader
 from baton_router.openai.answers import ChatCompletion, ChatCompletionChunk, CommonFields, Usage
+from baton_router.openai.batch_chat import BatchChatCall
 from baton_router.openai.call import TextPrompt
 from baton_router.openai.chat import ChatCall
 from baton_router.openai.choice_output import ChoiceOutput
@@ -911,3 +913,31 @@ async def test_the_page_s_python_examples_run_and_send_the_described_requests(
 )
 def test_the_page_states_the_limits(limit: str) -> None:
     assert limit in PAGE
+
+
+# --- batches --------------------------------------------------------------------------------------
+
+
+def test_each_answer_of_a_batch_is_split_by_itself() -> None:
+    call = BatchChatCall.from_body({"messages": [[USER], [USER, USER]]})
+    served = model()
+    parsing = call.parsing(served, call.prompts(served))
+    outputs = [ChoiceOutput(), ChoiceOutput()]
+    for output, text in zip(outputs, ("<think>So</think>Yes", "No"), strict=True):
+        for delta in deltas([text]):
+            output.add(delta)
+    shown = call.shape(COMMON, [(1, 2), (3,)], TOKENIZER, parsing).answer(outputs, Usage.of(3, 2))
+    choices = msgspec.json.decode(shown, type=ChatCompletion).choices
+    assert [(each.index, each.message.content) for each in choices] == [(0, "Yes"), (1, "No")]
+    assert [each.message.reasoning for each in choices] == ["So", None]
+
+
+def test_a_batch_whose_answers_begin_differently_is_refused() -> None:
+    begun = [[USER, {"role": "assistant", "content": text}] for text in ("<think>So", "Well")]
+    call = BatchChatCall.from_body({"messages": begun, "continue_final_message": True})
+    served = model()
+    with pytest.raises(InvalidRequest, match=r"messages\[0\] and messages\[1\] do not") as caught:
+        call.parsing(served, call.prompts(served))
+    assert caught.value.param == "messages"
+    alike = BatchChatCall.from_body({"messages": begun[:1] * 2, "continue_final_message": True})
+    assert alike.parsing(served, alike.prompts(served)) is not None

@@ -123,6 +123,7 @@ async def test_a_stream_has_the_same_ids_and_its_usage(decode: FakeNode) -> None
             "/v1/completions",
             {"prompt": "Hi", "logit_bias": {"7": 2}, "bad_words": ["no"], "min_tokens": 2},
         ),
+        ("/v1/completions", {"prompt": "Hi", "length_penalty": 2.0, "vllm_xargs": {"a": 1}}),
         (
             "/v1/completions",
             {"prompt": "Hi", "structured_outputs": {"json": {"type": "object"}}, "top_k": 3},
@@ -143,7 +144,8 @@ async def test_what_render_answers_generates_as_the_call_itself(
         assert answer["request_id"] == "generate-tokens-" + rendered["request_id"]
         found = params_of(decode)
         assert ("seed" in rendered["sampling_params"]) == ("seed" in body)
-        alike = {"seed": found.seed, "detokenize": found.detokenize}
+        # Nothing reads the text, and there are no beams.
+        alike = {"seed": found.seed, "detokenize": found.detokenize, "length_penalty": 1.0}
         assert found == msgspec.structs.replace(expected, **alike)
 
 
@@ -189,6 +191,15 @@ async def test_a_wrong_body_is_an_error_that_names_its_member(
     async with pools.running(decode) as client:
         status, answer, _ = await client.post(GENERATE, {"token_ids": IDS} | body)
         assert (status, answer["error"]["param"]) == (400, param), json.dumps(answer)
+
+
+async def test_a_rendered_stream_with_an_echo_s_logprobs_can_be_generated(decode: FakeNode) -> None:
+    async with pools.running(decode) as client:
+        body = {"prompt": "Hi", "echo": True, "logprobs": 1, "stream": True, "max_tokens": 2}
+        [rendered] = (await client.post("/v1/completions/render", body))[1]
+        assert rendered["stream"]
+        found = await chunks(client, **rendered)
+        assert [id for event in found for id in event.choices[0].token_ids] == REPLY[:2]
 
 
 async def test_a_search_with_beams_is_not_rendered(decode: FakeNode) -> None:

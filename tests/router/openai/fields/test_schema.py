@@ -44,8 +44,8 @@ from baton_router.pooling.score import ScoreCall
 from baton_router.responses import fields as responses
 from baton_router.responses.call import ResponseCall
 from baton_router.responses.fields import InputTokenFields
-from baton_router.tokens.fields import GENERATE_AGREES
 from baton_router.tokens.generate import GenerateCall
+from baton_router.tokens.generate_fields import GENERATE_AGREES
 from baton_router.tokens.scoring import ScoringCall
 from tests.router.openai.bodies import USER, Json
 from tests.router.openai.fields.schema_edges import edges
