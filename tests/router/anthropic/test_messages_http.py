@@ -41,7 +41,7 @@ async def test_the_client_reads_an_answer_a_stream_and_a_count(
         answer = await api.messages.create(**ASK)
         [block] = answer.content
         assert (block.type, answer.stop_reason) == ("text", "end_turn")
-        assert block.text == pools.REPLY  # type: ignore[union-attr]
+        assert block.text == pools.REPLY
         assert answer.id == f"msg_{answer._request_id}"
         assert answer.usage.cache_read_input_tokens == 8
         counted = await api.messages.count_tokens(model="fake-model", messages=[USER])
