@@ -42,6 +42,7 @@ def blocks(message: Message) -> list[dict[str, Any]]:
     return [block.to_dict() | {"id": ""} for block in message.content]
 
 
+@pytest.mark.long  # with nodes that only pretend, `test_messages_http` has the same
 def test_blocks_continue_when_their_node_dies(tmp_path_factory: pytest.TempPathFactory) -> None:
     import anthropic
 

@@ -169,7 +169,8 @@ def _reasoning(thinking: ThinkingFields | None, effort: str | None) -> Requested
         kwargs["enable_thinking"] = thinking.type == "enabled"
     disabled = thinking.type == "disabled"
     included = not disabled and thinking.display != "omitted"
-    return RequestedReasoning(included, None if disabled else thinking.budget_tokens, kwargs)
+    budget = None if disabled else thinking.budget_tokens
+    return RequestedReasoning(included, budget, kwargs, "thinking.budget_tokens")
 
 
 class MessagesShape:

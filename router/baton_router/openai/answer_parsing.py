@@ -59,10 +59,10 @@ class AnswerParsing:
         thinks = model.reasoning_parser
         if reasoning.budget is not None and thinks is None:
             raise InvalidRequest(
-                f"thinking_token_budget is {reasoning.budget}, but the router cannot separate this"
-                " model's reasoning from its answers; leave it out, or start its nodes with"
+                f"{reasoning.budget_field} is {reasoning.budget}, but the router cannot separate"
+                " this model's reasoning from its answers; leave it out, or start its nodes with"
                 " --reasoning-parser NAME",
-                param="thinking_token_budget",
+                param=reasoning.budget_field,
             )
         if tools is None and thinks is None:
             return None
@@ -86,13 +86,14 @@ class AnswerParsing:
             includes_reasoning=reasoning.included,
         )
         inside = continued is not None and not begun
-        return plain._ruled(reasoning.budget if thinks is not None else None, content, inside)
+        return plain._ruled(reasoning, content, inside)
 
     def _ruled(
-        self, budget: int | None, content: RequestedGrammar | None, inside: bool
+        self, reasoning: RequestedReasoning, content: RequestedGrammar | None, inside: bool
     ) -> AnswerParsing:
         """This parsing, with the rules that must be enforced. `inside`: see `answer_grammar`."""
         tools, parser = self.tools, self.tool_parser
+        budget = None if self.reasoning_parser is None else reasoning.budget
         ends_early = tools is not None and tools.most_calls == 1 and _may_repeat(parser)
         limits = tools is not None and (
             tools.required or bool(tools.strict) or content is not None or ends_early
@@ -101,7 +102,7 @@ class AnswerParsing:
         if limits:
             fields.append("tools")
         if budget is not None:
-            fields.append("thinking_token_budget")
+            fields.append(reasoning.budget_field)
         if content is not None:
             fields.append(content.field)
         if not fields:

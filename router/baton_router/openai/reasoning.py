@@ -18,11 +18,13 @@ NO_BUDGET = -1
 @dataclass(frozen=True, slots=True)
 class RequestedReasoning:
     """`included`: the answer shows the reasoning. `budget`: the most reasoning tokens (None: no
-    limit). `kwargs` are values for the chat template."""
+    limit), and `budget_field` is the client's name of it. `kwargs` are values for the chat
+    template."""
 
     included: bool = True
     budget: int | None = None
     kwargs: Mapping[str, Any] = field(default_factory=dict)
+    budget_field: str = "thinking_token_budget"
 
 
 def requested_reasoning(

@@ -201,6 +201,7 @@ def test_a_bound_of_thinking_needs_no_model_that_thinks() -> None:
     assert parsing is not None
     assert parsing.rules is not None
     assert parsing.rules.budget == 7
+    assert parsing.fields == ("thinking.budget_tokens",)
     assert asked.parsing(plain, asked.prompts(plain)) is None
 
 

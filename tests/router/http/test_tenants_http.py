@@ -64,7 +64,8 @@ async def test_every_route_below_v1_requires_a_key(
     assert status == 401
     assert headers["www-authenticate"] == "Bearer"
     assert body["error"] == {
-        "message": "the request has no API key; send it as `Authorization: Bearer KEY`",
+        "message": "the request has no API key; send it as `Authorization: Bearer KEY` or as"
+        " `x-api-key: KEY`",
         "type": "authentication_error",
         "param": None,
         "code": "invalid_api_key",
