@@ -31,6 +31,7 @@ from baton_protocol.ids import Epoch, NodeId
 from baton_protocol.link import Load
 from baton_protocol.store import NodeLoad, Speeds
 from baton_router.metrics.admission_metrics import AdmissionMetrics
+from baton_router.metrics.batch_metrics import BatchMetrics
 from baton_router.metrics.demand import DemandCounter
 from baton_router.metrics.router_metrics import RouterMetrics
 from baton_router.nodes.model_grammars import GrammarCounts
@@ -132,6 +133,7 @@ def _router_registry() -> CollectorRegistry:
     metrics.count_refused_input(lambda: 0, dict)
     metrics.grammars(GrammarCounts)
     AdmissionMetrics(metrics.registry)
+    BatchMetrics(metrics.registry)
     return metrics.registry
 
 
