@@ -107,9 +107,7 @@ class BatchRun:
                 await self._finish(status, total)
         except InputGone:
             message = f"the file {order.input_file_id} is gone; batches need it until they end"
-            error = BatchError(
-                code=INPUT_GONE, message=message, param="input_file_id", line=None
-            )
+            error = BatchError(code=INPUT_GONE, message=message, param="input_file_id", line=None)
             await self._finish("failed", total, [error])
 
     # --- answering --------------------------------------------------------------------------------
