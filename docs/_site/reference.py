@@ -33,6 +33,7 @@ from baton_protocol.metrics import metrics_of
 from baton_protocol.store import NodeLoad, Speeds
 from baton_protocol.vllm_metrics import CACHE_CONFIG, LOAD_ALIASES
 from baton_router.metrics.admission_metrics import AdmissionMetrics
+from baton_router.metrics.batch_metrics import BatchMetrics
 from baton_router.metrics.demand import DemandCounter
 from baton_router.metrics.router_metrics import RouterMetrics
 from baton_router.metrics.vllm_names import ROUTER_ALIASES, TOKENS
@@ -153,6 +154,7 @@ def _router_registry() -> CollectorRegistry:
     metrics.count_refused_input(lambda: 0, dict)
     metrics.grammars(GrammarCounts)
     AdmissionMetrics(metrics.registry)
+    BatchMetrics(metrics.registry)
     return metrics.registry
 
 

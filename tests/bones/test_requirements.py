@@ -23,7 +23,7 @@ BUILD = PYPROJECT["build-system"]["requires"]
 # The requirements behind each file.
 SOURCES: dict[str, list[str]] = {
     "operator/requirements.txt": ["baton-serve[operator]"],
-    "router/requirements.txt": ["baton-serve[router,otel]"],
+    "router/requirements.txt": ["baton-serve[router,otel,s3]"],
     "node/requirements-sim.txt": ["baton-serve[serve,otel]"],
     "node/requirements.txt": ["baton-serve[bridge,otel]"],
     "requirements-build.txt": BUILD,

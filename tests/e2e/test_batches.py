@@ -58,7 +58,7 @@ async def test_a_batch_survives_each_router_that_runs_it(pool: Cluster) -> None:
         data = jsonl([line(number) for number in range(LINES)])
         file = await api.files.create(file=("in.jsonl", data), purpose="batch")
         batch = await api.batches.create(
-            input_file_id=file.id, endpoint=CHAT, completion_window="24h"
+            input_file_id=file.id, endpoint="/v1/chat/completions", completion_window="24h"
         )
         await done(api, batch.id, 8)
     pages = {one: pool_metric(one.url) for one in (first, second)}

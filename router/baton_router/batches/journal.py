@@ -79,6 +79,7 @@ class Journal:
     def __init__(self, store: ObjectStore, now: Callable[[], float]) -> None:
         self._store = store
         self._now = now
+        self._tenants: dict[str, str] = {}  # of open batches
 
     # --- for clients ------------------------------------------------------------------------------
 
@@ -186,9 +187,14 @@ class Journal:
     async def open_batches(self) -> dict[str, str]:
         """The tenants of the batches that have not ended, by id, the oldest first."""
         ids = [each.key.partition("/")[2] for each in await self._store.list_objects("queue")]
-        tenants = await read_all(lambda id: self._store.read(f"queue/{id}"), ids)
-        pairs = zip(ids, tenants, strict=True)
-        return {id: tenant.decode() for id, tenant in pairs if tenant is not None}
+        known = {id: self._tenants[id] for id in ids if id in self._tenants}
+        new = [id for id in ids if id not in known]
+        tenants = await read_all(lambda id: self._store.read(f"queue/{id}"), new)
+        for id, tenant in zip(new, tenants, strict=True):
+            if tenant is not None:
+                known[id] = tenant.decode()
+        self._tenants = known
+        return dict(sorted(known.items()))
 
     async def read(self, tenant: str, id: str) -> BatchState | None:
         folder = f"batches/{tenant_folder(tenant)}/{id}"

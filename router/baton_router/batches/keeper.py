@@ -18,7 +18,7 @@ from baton_kvstore.index.leases import Leases
 from baton_protocol.errors import BatonError
 from baton_router.batches.run import BatchRun, BatchWorkshop
 
-LOOK_S = 0.5  # between two looks at the queue
+LOOK_S = 1.0  # between two looks at the queue; in a bucket, each costs a request
 LEASE_S = 6.0
 RENEW_S = 1.5
 MOST_RUNS = 8  # batches at a time on one router
@@ -52,6 +52,7 @@ class BatchKeeper:
     async def keep_running(self) -> None:
         renewed_at = 0.0
         while True:
+            pause_s = LOOK_S
             try:
                 if time.monotonic() - renewed_at >= RENEW_S:
                     renewed_at = time.monotonic()
@@ -59,10 +60,10 @@ class BatchKeeper:
                 await self._start()
                 await self._sweep()
             except BatonError:  # the store fails, which it has logged
-                pass
+                pause_s = RENEW_S
             except Exception:  # our bug; keep the other batches running
                 logger.exception("looking for batches failed")
-            await asyncio.sleep(LOOK_S)
+            await asyncio.sleep(pause_s)
 
     async def close(self) -> None:
         """Leave the running batches to other routers. Their answers so far are kept."""

@@ -334,7 +334,7 @@ def _add_field(given: Json, name: str, value: str) -> None:
         given.setdefault(outer, {})[inner[:-1]] = member
     elif name == "expires_after":
         try:
-            given[name] = msgspec.json.decode(value)
+            given[name] = msgspec.json.decode(value, type=dict[str, Any])  # a form has no null
         except msgspec.MsgspecError:
             raise wrong(name, value, "it must be a JSON object") from None
     else:

@@ -243,9 +243,9 @@ async def test_a_restarted_router_continues_and_runs_no_answered_line_again(
 async def test_a_batch_in_a_bucket(
     decode: FakeNode, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    with s3_server() as url:
+    with s3_server(tmp_path) as url:
         use_server(monkeypatch, url)
-        store = f"s3://{BUCKET}/{tmp_path.name}"
+        store = f"s3://{BUCKET}/pool"
         async with pools.running(decode, file_store=store) as client, api_of(client.url) as api:
             lines = [line(number, body={"pad": 1} if number == 3 else {}) for number in range(20)]
             batch = await ended(api, await send(api, lines))

@@ -19,8 +19,8 @@ pytestmark = pytest.mark.integration
 
 
 @pytest.fixture(scope="module")
-def server() -> Iterator[str]:
-    with s3_server() as url:
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    with s3_server(tmp_path_factory.mktemp("s3")) as url:
         yield url
 
 
@@ -80,16 +80,19 @@ async def test_a_list_has_the_objects_below_a_prefix_by_key(store: ObjectStore) 
     assert await store.list_objects("nothing/here") == []
 
 
-async def test_a_server_that_fails_is_no_missing_object(monkeypatch: pytest.MonkeyPatch) -> None:
-    with s3_server() as url:
-        use_server(monkeypatch, url)
-        store = open_store("s3://no-such-bucket/x")
-        with pytest.raises(ObjectStoreFailed):
-            await store.list_objects("data")
-        with pytest.raises(ObjectStoreFailed):
-            await store.create("data/x", b"1")
+async def test_a_server_that_fails_is_no_missing_object(
+    server: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    use_server(monkeypatch, server)
+    missing = open_store("s3://no-such-bucket/x")
+    use_server(monkeypatch, server, secret="wrong")
+    for store in (missing, open_store(f"s3://{BUCKET}/x")):
         with pytest.raises(ObjectStoreFailed):
             await store.read("data/x")
+    with pytest.raises(ObjectStoreFailed):
+        await store.create("data/x", b"1")
+    with pytest.raises(ObjectStoreFailed):
+        await store.list_objects("data")
 
 
 async def test_what_a_killed_writer_left_in_a_folder_is_deleted_later(tmp_path: Path) -> None:

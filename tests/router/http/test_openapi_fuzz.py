@@ -31,8 +31,9 @@ _ANSWERED = re.compile(r"^baton_router_requests_total\{(.*)\} (\S+)$", re.MULTIL
 
 
 @pytest.fixture(scope="module")
-def cluster() -> Iterator[Cluster]:
-    with Cluster(1, 1, flags=SIM) as cluster:
+def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
+    files = tmp_path_factory.mktemp("files")
+    with Cluster(1, 1, flags=SIM, router_flags=[f"--file-store={files}"]) as cluster:
         yield cluster
 
 
