@@ -165,7 +165,9 @@ def _header_signal(
             headers[PLACEMENT_HEADER] = placement
         if (exact := context.exact()) is not None:
             headers[EXACT_HEADER] = exact
-        if context.dialect and is_known_format(wanted := request.headers.get(FORMAT_HEADER, "")):
+        wanted = request.headers.get(FORMAT_HEADER, "")
+        # Without a tenant the request has no valid key.
+        if context.dialect and context.tenant is not None and is_known_format(wanted):
             headers[LOAD_HEADER] = load_text(wanted, load())
         cors.add_headers(request, response)
 

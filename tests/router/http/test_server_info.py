@@ -65,6 +65,10 @@ async def test_the_load_needs_an_admins_key_if_there_are_keys(
         for key, status in (("", 401), ("sk-key-of-acme", 403), ("sk-key-of-ops", 200)):
             assert (await client.get("/load", pools.bearer(key)))[0] == status
         assert (await client.get("/version"))[0] == (await client.get("/ping"))[0] == 200
+        for key, status in (("sk-of-nobody", 401), ("sk-key-of-acme", 200)):
+            headers = pools.bearer(key) | {FORMAT: "TEXT"}
+            answer = await client.post(pools.COMPLETIONS, pools.ask(), headers)
+            assert (answer[0], LOAD in answer[2]) == (status, status == 200)
 
 
 @pytest.mark.parametrize("stream", [False, True])
