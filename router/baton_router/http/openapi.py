@@ -30,12 +30,14 @@ from baton_protocol.errors import (
 )
 from baton_protocol.store import Exact
 from baton_router.http.drain import DrainFields, NodeDrain
+from baton_router.http.headers import LAST_EVENT_HEADER, RESUME_HEADER
 from baton_router.http.media_types import EVENTS_TYPE, JSON_TYPE, TEXT_TYPE
 from baton_router.http.node_sleep import NodeSleep, SleepFields, WakeFields
 from baton_router.http.pool_records import Pool
 from baton_router.http.prefix_cache import RESET_PATH, CacheReset
 from baton_router.http.prefixes import PREFIXES_PATH, Prefix, PrefixFields, PrefixList
 from baton_router.http.readiness import Health, Readiness
+from baton_router.http.resumes import EVENTS_PATH
 from baton_router.http.token_routes import (
     CHAT_RENDER,
     COMPLETIONS_RENDER,
@@ -126,6 +128,20 @@ NOT_SERVED: Json = {
     "description": "Whether to clear the KV store, which is not supported.",
     "schema": {"type": "string", "enum": ["false"], "default": "false"},
 }
+RESUME: Json = {
+    "name": RESUME_HEADER,
+    "in": "header",
+    "description": "Seconds for which the stream outlives its client and its router, at most "
+    "`--max-resume`. Its events then have ids.",
+    "schema": {"type": "integer", "minimum": 1},
+}
+LAST_EVENT: Json = {
+    "name": LAST_EVENT_HEADER,
+    "in": "header",
+    "description": "The id of the last event that arrived: the answer is what follows it in the "
+    "same stream. The body has no effect then.",
+    "schema": {"type": "string"},
+}
 REQUEST_ID: Json = {
     "name": "x-request-id",
     "in": "header",
@@ -176,7 +192,7 @@ class OpenAPIOperation:
         operation["parameters"] = [
             *(_path_parameter(name) for name in re.findall(r"{(\w+)}", self.path)),
             *({"name": name, "in": "query", **schema} for name, schema in self.query.items()),
-            {"$ref": "#/components/parameters/RequestId"},
+            *({"$ref": f"#/components/parameters/{name}"} for name in self._headers()),
         ]
         if self.body is not None:
             schema = {"$ref": REF.format(name=self.body)}
@@ -191,6 +207,12 @@ class OpenAPIOperation:
     def name(self) -> str:
         words = re.findall(r"\w+", self.path.removeprefix("/v1"))
         return "_".join([self.method.lower(), *words])
+
+    def _headers(self) -> Sequence[str]:
+        """Names of its header parameters among the components."""
+        if self.event is not None:
+            return ("Resume", "LastEvent", "RequestId")
+        return ("LastEvent", "RequestId") if self.path == EVENTS_PATH else ("RequestId",)
 
     def _responses(self) -> Json:
         responses = {
@@ -211,6 +233,8 @@ class OpenAPIOperation:
     def _content(self, answer: type | None) -> Json:
         if answer is dict:
             return {JSON_TYPE: {"schema": {"type": "object"}}}
+        if answer is str:
+            return {EVENTS_TYPE: {"schema": {"type": "string"}}}
         if answer is None:
             return {TEXT_TYPE: {"schema": {"type": "string"}}}
         schema = _ref(answer)
@@ -371,6 +395,16 @@ OPERATIONS = (
         errors=(*_KEYED, NotFound),
     ),
     OpenAPIOperation(
+        method="GET",
+        path=EVENTS_PATH,
+        tag="requests",
+        summary="The rest of a stream",
+        description="Sends a stream that was requested with the header `x-baton-resume`, from any "
+        "router of the pool: what follows the event in `Last-Event-ID`, or all of it.",
+        answers={200: str},
+        errors=_GENERATION,
+    ),
+    OpenAPIOperation(
         method="POST",
         path="/nodes/{node}/drain",
         tag="operations",
@@ -481,7 +515,7 @@ def document(operations: Sequence[OpenAPIOperation] = OPERATIONS) -> Json:
         "components": {
             "schemas": {name: schema_of(table) for name, table in BODIES.items()}
             | _schemas(operations),
-            "parameters": {"RequestId": REQUEST_ID},
+            "parameters": {"RequestId": REQUEST_ID, "Resume": RESUME, "LastEvent": LAST_EVENT},
             "securitySchemes": SECURITY,
         },
     }

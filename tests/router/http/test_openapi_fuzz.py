@@ -68,7 +68,7 @@ def check(cluster: Cluster, folder: Path, min_cases: int, *flags: str) -> None:
     cases = report["test_cases"]
     assert cases["generated"] >= min_cases
     assert (cases["with_failures"], cases["errored"], report["errors"]) == (0, 0, [])
-    assert report["operations"]["tested"] == report["operations"]["total"] == 22
+    assert report["operations"]["tested"] == report["operations"]["total"] == 23
     assert set(served(cluster.url)) == {"chat", "completions"}, (
         "some requests of both endpoints must succeed"
     )
