@@ -80,6 +80,8 @@ def test_the_page_lists_exactly_the_keys_of_the_store() -> None:
         keys.router_key(pool, "ROUTER"),
         keys.pins_key(pool),
         keys.pin_key(pool, "ID"),
+        keys.resume_key(pool, "REQUEST"),
+        keys.resume_log_key(pool, "REQUEST"),
         keys.budget_key(pool, "TENANT"),
     ]
     written = re.findall(r"`((?:kv|[a-z])1:[^`]+)`", PAGE)

@@ -23,7 +23,7 @@ from baton_kvstore.connection.async_resp import AsyncResp
 from baton_kvstore.connection.client import CONNECT_TIMEOUT_S, AsyncClient, ClosesItself
 from baton_kvstore.connection.endpoint import parse_endpoint
 from baton_kvstore.errors import ProtocolBroken, ServerRefused
-from baton_kvstore.keys import resumes_key
+from baton_kvstore.keys import resume_key, resume_log_key
 from baton_protocol import PROTOCOL_VERSION
 from baton_protocol.link import Delta
 from baton_protocol.resume import ResumeEntry, ResumeHead, kept_delta
@@ -94,17 +94,19 @@ class Append(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Claim:
-    """A stream that the caller owns now, and its entries so far."""
+    """A stream that the caller owns now, its entries so far, and their bytes."""
 
     fence: int
     entries: list[ResumeEntry]
+    size: int
 
 
 class ResumeLog(ClosesItself):
     """The resumable streams of one pool."""
 
     def __init__(self, url: str, pool: str, *, timeout_s: float = TIMEOUT_S) -> None:
-        self._prefix = resumes_key(pool)
+        self._pool = pool
+        self._prefix = resume_key(pool, "")
         endpoint = parse_endpoint(url)
         self._client = AsyncClient(endpoint, timeout_s=timeout_s, max_connections=4)
         # Redis-py would take 150 us for a command with the tokens of one step.
@@ -142,7 +144,7 @@ class ResumeLog(ClosesItself):
         """Begin a stream with FIRST_FENCE, or replace the head of an own one. Return KEPT or
         FENCED."""
         result: int = await self._client.call(
-            self._begin(keys=[self._prefix + id.encode()], args=[fence, head, lifetime_ms])
+            self._begin(keys=[resume_key(self._pool, id)], args=[fence, head, lifetime_ms])
         )
         return result
 
@@ -167,7 +169,7 @@ class ResumeLog(ClosesItself):
     async def head(self, id: str) -> ResumeHead | None:
         """How a stream began; None if there is none."""
         data: bytes | None = await self._client.call(
-            self._client.redis.hget(self._prefix + id.encode(), "head")
+            self._client.redis.hget(resume_key(self._pool, id), "head")
         )
         try:
             return None if data is None else self._heads.decode(data)
@@ -177,12 +179,13 @@ class ResumeLog(ClosesItself):
 
     async def claim(self, id: str, lifetime_ms: int) -> Claim | None:
         """Become the stream's owner; None if there is none."""
-        key = self._prefix + id.encode()
-        found = await self._client.call(self._claim(keys=[key, key + b":log"], args=[lifetime_ms]))
+        keys = [resume_key(self._pool, id), resume_log_key(self._pool, id)]
+        found = await self._client.call(self._claim(keys=keys, args=[lifetime_ms]))
         if found is None:
             return None
         try:
-            return Claim(int(found[0]), [self._entries.decode(entry) for entry in found[1]])
+            entries = [self._entries.decode(entry) for entry in found[1]]
+            return Claim(int(found[0]), entries, sum(map(len, found[1])))
         except WireError as error:
             logger.warning("index %s: %s", self._client.label, error)
             return None

@@ -76,7 +76,7 @@ class GenerationRoutes:
     def routes(self) -> list[web.RouteDef]:
         return [
             *(web.post(route, partial(self.serve, dialect)) for route, dialect in DIALECTS.items()),
-            web.get(EVENTS_PATH, self.events),
+            web.get(EVENTS_PATH, self.events, allow_head=False),
         ]
 
     def why_unready(self) -> str | None:
@@ -91,7 +91,7 @@ class GenerationRoutes:
         async with self.intake.bodies.of(request, context.tenant.name) as body:
             if (last := last_event(request)) is not None:
                 return await self._resume(request, body, *last)
-            wish = self.resumes.wish_of(request, body.data)
+            wish = self.resumes.wish_of(request, dialect.route, body.data)
             call = await body.parsed(dialect.parse)
             if self.draining:
                 raise Unavailable("the router is shutting down; send the request again")
@@ -184,7 +184,7 @@ class GenerationRoutes:
         )
         if self.draining:
             raise Unavailable("the router is shutting down; send the request again")
-        dialect = DIALECTS[head.route]
+        dialect = self.resumes.dialect_of(head)
         serving = self.fleet.offers.of_kind(head.kind, head.model)
         call = await asyncio.to_thread(dialect.parse, bytearray(head.body))
         kept = await self.resumes.claim(head, seen)

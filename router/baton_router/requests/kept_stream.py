@@ -67,7 +67,7 @@ class KeptStream:
         self._prefix = b"id: %b:" % self.id.encode()
         if claim is not None:
             self._fence, self._position = claim.fence, len(claim.entries)
-            self._become_kept(0)
+            self._become_kept(claim.size)
 
     @property
     def fresh(self) -> bool:

@@ -13,7 +13,7 @@ from collections.abc import Callable
 from typing import Protocol
 
 from baton_kvstore.errors import StoreUnavailable
-from baton_kvstore.index.resume_log import GONE, Append, ResumeLog
+from baton_kvstore.index.resume_log import GONE, KEPT, Append, ResumeLog
 from baton_router.requests.output_queue import Batch
 
 RENEW_S = 1.0
@@ -101,7 +101,8 @@ class ResumeWriter:
                     )
                 except StoreUnavailable as error:
                     logger.warning("streams can no longer be resumed: %s", error)
-                    results = [GONE] * len(batch)
+                    # A renewal may fail: the stream has not changed.
+                    results = [GONE if entry else KEPT for _, entry, _ in batch]
                 for (stream, _, done), result in zip(batch, results, strict=True):
                     try:
                         stream.on_result(result)
