@@ -171,7 +171,7 @@ class Answer:
             if len(batch) > LONG_REPLAY:
                 known = await asyncio.to_thread(self._encoder.encode_now, batch)
             elif batch:
-                known = self._encoder.encode_now(batch)
+                known = await self._encoder.encode(batch)
             known = kept.replay(known)
         seconds = kept.head.seconds if kept.state == "kept" else 0
         events.headers = {RESUME_HEADER: f"{seconds}"}

@@ -17,6 +17,8 @@ from baton_kvstore.index.resume_log import GONE, KEPT, Append, ResumeLog
 from baton_router.requests.output_queue import Batch
 
 RENEW_S = 1.0
+# Between two commands, so that streams of many nodes share them: one takes 100 us.
+PAUSE_S = 0.002
 # Streams of one router, and those that ended and whose lifetime has not. The index keeps all its
 # data in memory, and refuses writes when that is full.
 MAX_KEPT_BYTES = 64 << 20
@@ -54,6 +56,7 @@ class ResumeWriter:
         self._ended: deque[tuple[float, int]] = deque()
         self._pending: list[tuple[OwnStream, Batch | bytes, Callable[[], object]]] = []
         self._task: asyncio.Task[None] | None = None
+        self._sent_at = 0.0  # loop time
 
     def append(self, stream: OwnStream, entry: Batch | bytes, done: Callable[[], object]) -> None:
         """Write what follows in the stream. `done` is called after the stream has the result, in
@@ -92,8 +95,12 @@ class ResumeWriter:
         await self.log.close()
 
     async def _send(self) -> None:
+        loop = asyncio.get_running_loop()
         try:
             while self._pending:
+                if (early_s := self._sent_at + PAUSE_S - loop.time()) > 0:
+                    await asyncio.sleep(early_s)
+                self._sent_at = loop.time()
                 batch, self._pending = self._pending, []
                 try:
                     results = await self.log.append(

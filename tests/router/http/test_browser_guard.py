@@ -335,7 +335,7 @@ async def test_only_an_allowed_page_can_read_answers_and_streams(
         exposed = answer.headers["access-control-expose-headers"].split(", ")
         shown = {"x-request-id", "x-baton-placement", "x-baton-exact", "retry-after"}
         assert shown <= set(exposed)
-        assert set(exposed) - {"retry-after"} <= answer.headers.keys()
+        assert set(exposed) - {"retry-after", "x-baton-resume"} <= answer.headers.keys()
         for other in (EVIL, "null", "https://chat.example.evil", "http://chat.example"):
             answer = await send(client, "POST", COMPLETIONS, {**page, "Origin": other}, body)
             assert (answer.status, answer.code) == (403, "foreign_origin")
