@@ -97,10 +97,14 @@ def pin_key(pool: str, id: str) -> bytes:
     return f"p1:{pool}:{id}".encode()
 
 
-def resumes_key(pool: str) -> bytes:
-    """index: the prefix of the keys of the pool's resumable streams. The stream's id ends the name
-    of a hash with its beginning and its owner; `:log` after it names the list of its entries."""
-    return f"r1:{pool}:".encode()
+def resume_key(pool: str, id: str) -> bytes:
+    """index: a hash: how a stream that can be resumed began, and its owner's fence."""
+    return f"r1:{pool}:{id}".encode()
+
+
+def resume_log_key(pool: str, id: str) -> bytes:
+    """index: the list of its entries."""
+    return resume_key(pool, id) + b":log"
 
 
 def responses_key(pool: str) -> bytes:

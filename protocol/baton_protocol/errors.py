@@ -60,6 +60,7 @@ SECTIONS: Mapping[str, str] = {
     "model_not_found": "api.md#http-api",
     "method_not_allowed": "api.md#http-api",
     "response_not_found": "responses.md#kept-responses",
+    "stream_not_found": "api.md#resuming-a-stream",
     "request_not_found": "api.md#how-a-request-was-served",
     "body_timeout": "operations/limits.md#slow-and-large-requests",
     "request_too_large": "operations/limits.md#slow-and-large-requests",

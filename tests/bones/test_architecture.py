@@ -85,6 +85,8 @@ def test_the_page_lists_exactly_the_keys_of_the_store() -> None:
         keys.response_sizes_key(pool),
         keys.response_lease_key(pool, "TENANT", "ID"),
         keys.lease_key(pool, "NAME"),
+        keys.resume_key(pool, "REQUEST"),
+        keys.resume_log_key(pool, "REQUEST"),
         keys.budget_key(pool, "TENANT"),
     ]
     written = re.findall(r"`((?:kv|[a-z]{1,2})1:[^`]+)`", PAGE)

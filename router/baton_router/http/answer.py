@@ -127,7 +127,7 @@ class Answer:
         if kept is not None:
             if kept.fresh:
                 await kept.begin(self._head_now(kept))
-            data = await kept.keep(batch, self._cached, data)
+            data = await kept.keep(batch, data)
         if batch and not self._output.over:
             return data, True
         end = await self._encoder.encode_end()
@@ -152,7 +152,7 @@ class Answer:
         if kept is None:
             events.push_event(data)
         else:
-            kept.keep_soon(batch, self._cached, data, events.push_if_flowing)
+            kept.keep_soon(batch, data, events.push_if_flowing)
         return True
 
     # --- a stream that can be resumed -------------------------------------------------------------
@@ -160,6 +160,8 @@ class Answer:
     async def _begin_kept(self, kept: KeptStream, events: EventStream) -> None:
         """Send the headers, so that the client has the request's id, and the known events."""
         kept.on_taken = self._end_taken
+        record = self._context.in_flight[0].record
+        kept.cached = lambda: record.known_cached_tokens
         known = b""
         if kept.resumed is None:
             await kept.begin(self._head_now(kept))
@@ -168,7 +170,7 @@ class Answer:
             if len(batch) > LONG_REPLAY:
                 known = await asyncio.to_thread(self._encoder.encode_now, batch)
             elif batch:
-                known = self._encoder.encode_now(batch)
+                known = await self._encoder.encode(batch)
             known = kept.replay(known)
         seconds = kept.head.seconds if kept.state == "kept" else 0
         events.headers = {RESUME_HEADER: f"{seconds}"}
@@ -188,10 +190,6 @@ class Answer:
             model=serving.name,
             most_cached=most_cached,
         )
-
-    @property
-    def _cached(self) -> int | None:
-        return self._context.in_flight[0].record.known_cached_tokens
 
     def _end_taken(self) -> None:
         self._starter.fail_requests(TAKEN)

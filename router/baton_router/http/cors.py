@@ -16,7 +16,8 @@ from baton_router.settings import plain_origin
 ANY = "*"
 # Headers that a browser shows to a page, beside the few that it always shows.
 EXPOSED = (
-    "x-request-id, request-id, x-baton-request-id, x-baton-placement, x-baton-exact, retry-after"
+    "x-request-id, request-id, x-baton-request-id, x-baton-placement, x-baton-exact,"
+    " x-baton-resume, retry-after"
 )
 PREFLIGHT = "Access-Control-Request-Method"
 PREFLIGHT_S = 600  # a browser may cache the answer; none does for over 2 h

@@ -84,7 +84,7 @@ class GenerationRoutes:
                 for route, dialect in DIALECTS.items()
                 if dialect is not RESPONSES
             ),
-            web.get(EVENTS_PATH, self.events),
+            web.get(EVENTS_PATH, self.events, allow_head=False),
         ]
 
     def why_unready(self) -> str | None:
@@ -97,7 +97,7 @@ class GenerationRoutes:
         async with self.intake.bodies.of(request, request[CONTEXT].tenant_name) as body:
             if (last := last_event(request)) is not None:
                 return await self.resume(request, body, *last)
-            wish = self.resumes.wish_of(request, body.data)
+            wish = self.resumes.wish_of(request, dialect.route, body.data)
             return await self.respond(request, body, await body.parsed(dialect.parse), wish=wish)
 
     async def respond(
@@ -209,7 +209,7 @@ class GenerationRoutes:
         )
         if self.draining:
             raise Unavailable("the router is shutting down; send the request again")
-        dialect = DIALECTS[head.route]
+        dialect = self.resumes.dialect_of(head)
         serving = self.fleet.offers.of_kind(head.kind, head.model)
         call = await asyncio.to_thread(dialect.parse, bytearray(head.body))
         self._force_usage(call)

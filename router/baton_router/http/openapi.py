@@ -51,6 +51,7 @@ from baton_router.http.batch_routes import (
 )
 from baton_router.http.drain import DrainFields, NodeDrain
 from baton_router.http.file_routes import FILES_PATH, MOST_LISTED, PURPOSES, FileFields
+from baton_router.http.headers import LAST_EVENT_HEADER, RESUME_HEADER
 from baton_router.http.media_types import (
     BYTES_TYPE,
     EVENTS_TYPE,
@@ -66,6 +67,7 @@ from baton_router.http.readiness import Health, Readiness
 from baton_router.http.responses import CANCEL as CANCEL_RESPONSE
 from baton_router.http.responses import INPUT_ITEMS, INPUT_TOKENS
 from baton_router.http.responses import ONE as ONE_RESPONSE
+from baton_router.http.resumes import EVENTS_PATH
 from baton_router.http.server_info import ServerLoad, Version
 from baton_router.http.token_routes import (
     CHAT_RENDER,
@@ -224,6 +226,20 @@ def _limit(most: int, usual: int) -> Json:
     return {"description": "Number of items of the page.", "schema": schema}
 
 
+RESUME: Json = {
+    "name": RESUME_HEADER,
+    "in": "header",
+    "description": "Seconds for which the stream outlives its client and its router, at most "
+    "`--max-resume`. Its events then have ids.",
+    "schema": {"type": "integer", "minimum": 1},
+}
+LAST_EVENT: Json = {
+    "name": LAST_EVENT_HEADER,
+    "in": "header",
+    "description": "The id of the last event that arrived: the answer is what follows it in the "
+    "same stream. The body has no effect then.",
+    "schema": {"type": "string"},
+}
 REQUEST_ID: Json = {
     "name": "x-request-id",
     "in": "header",
@@ -281,7 +297,7 @@ class OpenAPIOperation:
         operation["parameters"] = [
             *(_path_parameter(name) for name in re.findall(r"{(\w+)}", self.path)),
             *({"name": name, "in": "query", **schema} for name, schema in self.query.items()),
-            {"$ref": "#/components/parameters/RequestId"},
+            *({"$ref": f"#/components/parameters/{name}"} for name in self._headers()),
         ]
         if self.body is not None:
             schema = {"$ref": REF.format(name=self.body)}
@@ -301,6 +317,12 @@ class OpenAPIOperation:
     def is_placed(self) -> bool:
         """Whether nodes run it, so that the answer says where."""
         return DeadlineExceeded in self.errors
+
+    def _headers(self) -> Sequence[str]:
+        """Names of its header parameters among the components."""
+        if self.event is not None:
+            return ("Resume", "LastEvent", "RequestId")
+        return ("LastEvent", "RequestId") if self.path == EVENTS_PATH else ("RequestId",)
 
     def _responses(self) -> Json:
         responses = {
@@ -323,6 +345,8 @@ class OpenAPIOperation:
             return {JSON_TYPE: {"schema": {"type": "object"}}}
         if answer is bytes:
             return {BYTES_TYPE: {"schema": {"type": "string", "format": "binary"}}}
+        if answer is str:
+            return {EVENTS_TYPE: {"schema": {"type": "string"}}}
         if answer is None:
             return {TEXT_TYPE: {"schema": {"type": "string"}}}
         schema = _ref(answer)
@@ -771,6 +795,16 @@ OPERATIONS = (
         errors=(*_KEYED, NotFound),
     ),
     OpenAPIOperation(
+        method="GET",
+        path=EVENTS_PATH,
+        tag="requests",
+        summary="The rest of a stream",
+        description="Sends a stream that was requested with the header `x-baton-resume`, from any "
+        "router of the pool: what follows the event in `Last-Event-ID`, or all of it.",
+        answers={200: str},
+        errors=_GENERATION,
+    ),
+    OpenAPIOperation(
         method="POST",
         path="/nodes/{node}/drain",
         tag="operations",
@@ -882,7 +916,7 @@ def document(operations: Sequence[OpenAPIOperation] = OPERATIONS, *, root_path: 
         "components": {
             "schemas": {name: schema_of(table) for name, table in BODIES.items()}
             | _schemas(operations),
-            "parameters": {"RequestId": REQUEST_ID},
+            "parameters": {"RequestId": REQUEST_ID, "Resume": RESUME, "LastEvent": LAST_EVENT},
             "securitySchemes": SECURITY,
         },
     }

@@ -8,6 +8,7 @@ In: requests, and the streams of all routers on the index. Out: KeptStreams. Err
 
 from __future__ import annotations
 
+import logging
 import re
 import time
 from dataclasses import dataclass
@@ -17,13 +18,16 @@ from aiohttp import web
 from baton_kvstore.errors import StoreUnavailable
 from baton_protocol.errors import InvalidRequest, NotFound, Unavailable
 from baton_protocol.resume import ResumeHead, ResumeState
+from baton_router.http.dialects import DIALECTS
 from baton_router.http.headers import LAST_EVENT_HEADER, RESUME_HEADER
 from baton_router.metrics.router_metrics import ResumeOutcome, RouterMetrics
 from baton_router.openai.call import Call
+from baton_router.openai.dialect import Dialect
 from baton_router.requests.kept_stream import GRACE_S, MAX_STREAM_BYTES, KeptStream
 from baton_router.requests.prepared import Prepared
 from baton_router.requests.resume_writer import ResumeWriter
 
+logger = logging.getLogger(__name__)
 EVENTS_PATH = "/requests/{id}/events"
 _SECONDS = re.compile(r"[0-9]{1,9}", re.ASCII)
 _EVENT_ID = re.compile(r"([0-9a-f]{32}):([0-9]{1,9})", re.ASCII)
@@ -48,7 +52,7 @@ class Resumes:
         self._metrics = metrics
         self._max_s = int(max_s)
 
-    def wish_of(self, request: web.Request, data: bytearray) -> Wish | None:
+    def wish_of(self, request: web.Request, route: str, data: bytearray) -> Wish | None:
         """The wish in the request's header; `data` is its body. Raise InvalidRequest."""
         header = request.headers.get(RESUME_HEADER)
         if header is None:
@@ -60,7 +64,7 @@ class Resumes:
             raise _invalid(
                 f"{RESUME_HEADER} is {header[:40]!r}; use 1 to {self._max_s}, in whole seconds"
             )
-        return Wish(int(header), request.path, bytes(data))
+        return Wish(int(header), route, bytes(data))
 
     def check(self, call: Call) -> None:
         """Raise InvalidRequest for a call that cannot be kept."""
@@ -112,6 +116,13 @@ class Resumes:
             raise _not_found(id)
         return head
 
+    def dialect_of(self, head: ResumeHead) -> Dialect:
+        """The dialect of a stream. Raise NotFound for one that this version does not speak."""
+        dialect = DIALECTS.get(head.route)
+        if dialect is None:
+            raise _not_found(str(head.request.id))
+        return dialect
+
     async def claim(self, head: ResumeHead, seen: int) -> KeptStream:
         """The stream, which this call owns from now on. Raise NotFound, Unavailable."""
         assert self._writer is not None, "find() has found it"
@@ -124,7 +135,11 @@ class Resumes:
         if claim is None:
             self.count("not_found")
             raise _not_found(id)
-        state = ResumeState.of(head, claim.entries)
+        try:
+            state = ResumeState.of(head, claim.entries)
+        except ValueError as error:
+            logger.warning("stream %s on the index is wrong: %s", id, error)
+            raise _not_found(id) from error
         self.count("ended" if state.over else "continued")
         return KeptStream(self._writer, head, seen=seen, claim=claim, resumed=state)
 

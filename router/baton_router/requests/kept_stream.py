@@ -15,7 +15,7 @@ from typing import Literal
 from baton_kvstore.errors import StoreUnavailable
 from baton_kvstore.index.resume_log import FENCED, FIRST_FENCE, KEPT, Append, Claim
 from baton_protocol.errors import ErrorRecord, InvalidRequest
-from baton_protocol.resume import ResumeEntry, ResumeHead, ResumeState, kept_delta
+from baton_protocol.resume import ResumeEntry, ResumeHead, ResumeState
 from baton_router.requests.output_queue import Batch
 from baton_router.requests.resume_writer import ResumeWriter
 
@@ -25,6 +25,7 @@ GRACE_S = 2.0
 MAX_STREAM_BYTES = 8 << 20
 TAKEN = ErrorRecord("another call continues this stream", "stream_taken", status=409)
 RESET_ID = b"id:\n"
+DELETE = b"delete"  # the entry that deletes the stream
 
 State = Literal["new", "kept", "lost", "taken"]
 
@@ -34,7 +35,8 @@ class KeptStream:
     or another call continues the stream ("taken").
 
     `seen` is the number of events that the client has; they are not sent again. `resumed` is what
-    happened before, `held` events that can be sent but were not. `on_lost` and `on_taken` are
+    happened before, `held` events that can be sent but were not. `cached` says how many tokens of
+    the prompt no node had to compute, once the request has ended. `on_lost` and `on_taken` are
     called when the promise ends."""
 
     def __init__(
@@ -51,6 +53,7 @@ class KeptStream:
         self.state: State = "new"
         self.held = b""
         self.resumed = resumed
+        self.cached: Callable[[], int | None] = lambda: None
         self.on_lost: Callable[[], object] = lambda: None
         self.on_taken: Callable[[], object] = lambda: None
         self._writer = writer
@@ -64,7 +67,7 @@ class KeptStream:
         self._prefix = b"id: %b:" % self.id.encode()
         if claim is not None:
             self._fence, self._position = claim.fence, len(claim.entries)
-            self._become_kept(0)
+            self._become_kept(claim.size)
 
     @property
     def fresh(self) -> bool:
@@ -91,27 +94,24 @@ class KeptStream:
         elif begins:
             self._become_kept(len(data))
 
-    async def keep(self, batch: Batch, cached: int | None, data: bytes) -> bytes:
+    async def keep(self, batch: Batch, data: bytes) -> bytes:
         """The events in `data`, which follow from the batch, and those held before, once they are
         kept. The caller must send them."""
         if self._unkept or (batch and self.state == "kept"):
-            await self._append_now(self._entry(batch, cached))
+            await self._append_now(batch)
         return self._take_held() + self.number(data)
 
-    def keep_soon(
-        self, batch: Batch, cached: int | None, data: bytes, send: Callable[[bytes], bool]
-    ) -> None:
+    def keep_soon(self, batch: Batch, data: bytes, send: Callable[[bytes], bool]) -> None:
         """As keep(), without waiting. If `send` returns False, the events are held."""
-        self._append(self._entry(batch, cached), partial(self._send_kept, data, send))
+        self._append(batch, partial(self._send_kept, data, send))
 
     async def keep_error(self, error: ErrorRecord, data: bytes) -> bytes:
         """The event of an error that ends the stream. One that may pass is not kept: who resumes
         the stream tries again."""
         if error.retryable or self.state != "kept":
             return self._take_held() + data
-        if self.resumed is not None and self.resumed.error is not None:
-            return self._take_held() + self.number(data)  # it was kept before
-        await self._append_now(self._writer.log.encode(ResumeEntry(error=error)))
+        if self.resumed is None or self.resumed.error is None:  # else it was kept before
+            await self._append_now(self._writer.log.encode(ResumeEntry(error=error)))
         return self._take_held() + self.number(data)
 
     def replay(self, data: bytes) -> bytes:
@@ -134,6 +134,11 @@ class KeptStream:
                 self._count = 0
                 return RESET_ID + data
             return data
+        if data.find(b"\n\n") == len(data) - 2:  # mostly one event
+            self._count += 1
+            if self._count <= self._seen:
+                return b""
+            return b"%b%d\n%b" % (self._prefix, self._count, data)
         events = data.split(b"\n\n")
         events.pop()
         numbered = []
@@ -144,7 +149,7 @@ class KeptStream:
         return b"".join(numbered)
 
     def renew(self) -> None:
-        self._append(b"", lambda: None)
+        self._append(b"")
 
     def take(self) -> None:
         self._end("taken")
@@ -152,7 +157,7 @@ class KeptStream:
     def forget(self) -> None:
         """Delete the stream: nobody may resume it."""
         if self.state == "kept":
-            self._write(Append(self.id, self._fence, -1, 0, b""), lambda: None)
+            self._append(DELETE)
             self._end("lost")
 
     def close(self) -> None:
@@ -162,42 +167,44 @@ class KeptStream:
 
     # --- entries ----------------------------------------------------------------------------------
 
-    def _become_kept(self, size: int) -> None:
-        if self.state == "new":
-            self.state = "kept"
-            self._writer.live[self.id] = self
-            self._count_bytes(size)
+    def append_of(self, entry: Batch | bytes) -> Append:
+        """What the writer sends for a batch, or for bytes as they are."""
+        if not entry:
+            entry = b""
+        if entry is DELETE:
+            return Append(self.id, self._fence, -1, 0, b"")
+        position = self._position
+        if not isinstance(entry, bytes):
+            deltas = [delta for _, delta in entry]
+            cached = self.cached() if deltas[-1].finish is not None else None
+            entry = self._writer.log.encode_deltas(deltas, cached)
+        if entry and self.state == "kept":
+            self._position += 1
+            self._count_bytes(len(entry))
+        return Append(self.id, self._fence, position, self._lifetime_ms, entry)
 
-    def _entry(self, batch: Batch, cached: int | None) -> bytes:
-        if not batch:
-            return b""
-        deltas = tuple([kept_delta(delta) for _, delta in batch])
-        return self._writer.log.encode(ResumeEntry(deltas, cached))
+    def on_result(self, result: int) -> None:
+        self._unkept -= 1
+        if result != KEPT:
+            self._end("taken" if result == FENCED else "lost")
+        elif self._bytes > MAX_STREAM_BYTES:
+            self.forget()
 
-    async def _append_now(self, entry: bytes) -> None:
+    def _append(self, entry: Batch | bytes, done: Callable[[], object] = lambda: None) -> None:
+        self._unkept += 1
+        self._writer.append(self, entry, done)
+
+    async def _append_now(self, entry: Batch | bytes) -> None:
         """Wait until the entry, and all before it, have a result."""
         written = asyncio.Event()
         self._append(entry, written.set)
         await written.wait()
 
-    def _append(self, entry: bytes, done: Callable[[], object]) -> None:
-        if self._bytes + len(entry) > MAX_STREAM_BYTES:
-            self.forget()
-        position = self._position
-        if entry and self.state == "kept":
-            self._position += 1
-            self._count_bytes(len(entry))
-        self._write(Append(self.id, self._fence, position, self._lifetime_ms, entry), done)
-
-    def _write(self, append: Append, done: Callable[[], object]) -> None:
-        self._unkept += 1
-        self._writer.append(append, partial(self._note_result, done))
-
-    def _note_result(self, done: Callable[[], object], result: int) -> None:
-        self._unkept -= 1
-        if result != KEPT:
-            self._end("taken" if result == FENCED else "lost")
-        done()
+    def _become_kept(self, size: int) -> None:
+        if self.state == "new":
+            self.state = "kept"
+            self._writer.live[self.id] = self
+            self._count_bytes(size)
 
     def _send_kept(self, data: bytes, send: Callable[[bytes], bool]) -> None:
         if self.state == "taken":

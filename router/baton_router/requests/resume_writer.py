@@ -1,8 +1,7 @@
 """Writes the entries of all resumable streams of this router to the index.
 
-In: entries of streams, each with a function that is told what became of it. Out: one command for
-all that came since the last one. An event waits for its entry: what a client has, any router can
-repeat.
+In: streams with batches of deltas. Out: one command for all that came since the last one, and then
+a call per batch. An event waits for its entry: what a client has, any router can repeat.
 """
 
 from __future__ import annotations
@@ -14,19 +13,29 @@ from collections.abc import Callable
 from typing import Protocol
 
 from baton_kvstore.errors import StoreUnavailable
-from baton_kvstore.index.resume_log import GONE, Append, ResumeLog
+from baton_kvstore.index.resume_log import GONE, KEPT, Append, ResumeLog
+from baton_router.requests.output_queue import Batch
 
 RENEW_S = 1.0
+# Between two commands, so that streams of many nodes share them: one takes 100 us.
+PAUSE_S = 0.002
 # Streams of one router, and those that ended and whose lifetime has not. The index keeps all its
 # data in memory, and refuses writes when that is full.
 MAX_KEPT_BYTES = 64 << 20
 
-Done = Callable[[int], None]
 logger = logging.getLogger(__name__)
 
 
-class Renewed(Protocol):
+class OwnStream(Protocol):
     """A stream of this router."""
+
+    def append_of(self, entry: Batch | bytes) -> Append:
+        """The next append of the stream."""
+        ...
+
+    def on_result(self, result: int) -> None:
+        """KEPT, GONE (also if the index fails) or FENCED: what became of an append."""
+        ...
 
     def renew(self) -> None: ...
 
@@ -41,17 +50,18 @@ class ResumeWriter:
 
     def __init__(self, log: ResumeLog, clock: Callable[[], float]) -> None:
         self.log = log
-        self.live: dict[str, Renewed] = {}
+        self.live: dict[str, OwnStream] = {}
         self.kept_bytes = 0
         self._clock = clock
         self._ended: deque[tuple[float, int]] = deque()
-        self._pending: list[tuple[Append, Done]] = []
+        self._pending: list[tuple[OwnStream, Batch | bytes, Callable[[], object]]] = []
         self._task: asyncio.Task[None] | None = None
+        self._sent_at = 0.0  # loop time
 
-    def append(self, append: Append, done: Done) -> None:
-        """Write the entry; `done` gets KEPT, GONE (also if the index fails) or FENCED. The calls
-        come in the order of the appends."""
-        self._pending.append((append, done))
+    def append(self, stream: OwnStream, entry: Batch | bytes, done: Callable[[], object]) -> None:
+        """Write what follows in the stream. `done` is called after the stream has the result, in
+        the order of the appends."""
+        self._pending.append((stream, entry, done))
         if self._task is None:
             self._task = asyncio.create_task(self._send())
 
@@ -85,18 +95,26 @@ class ResumeWriter:
         await self.log.close()
 
     async def _send(self) -> None:
+        loop = asyncio.get_running_loop()
         try:
             while self._pending:
+                if (early_s := self._sent_at + PAUSE_S - loop.time()) > 0:
+                    await asyncio.sleep(early_s)
+                self._sent_at = loop.time()
                 batch, self._pending = self._pending, []
                 try:
-                    results = await self.log.append([append for append, _ in batch])
+                    results = await self.log.append(
+                        [stream.append_of(entry) for stream, entry, _ in batch]
+                    )
                 except StoreUnavailable as error:
                     logger.warning("streams can no longer be resumed: %s", error)
-                    results = [GONE] * len(batch)
-                for (append, done), result in zip(batch, results, strict=True):
+                    # A renewal may fail: the stream has not changed.
+                    results = [GONE if entry else KEPT for _, entry, _ in batch]
+                for (stream, _, done), result in zip(batch, results, strict=True):
                     try:
-                        done(result)
+                        stream.on_result(result)
+                        done()
                     except Exception:  # our bug; the other streams go on
-                        logger.exception("writing a stream failed", extra={"request": append.id})
+                        logger.exception("writing a kept stream failed")
         finally:
             self._task = None

@@ -8,7 +8,7 @@ import pytest
 
 from baton_kvstore.embedded.servers import EmbeddedStore
 from baton_kvstore.index.resume_log import FENCED, FIRST_FENCE, GONE, KEPT, Append, ResumeLog
-from baton_kvstore.keys import resumes_key
+from baton_kvstore.keys import resume_key
 from baton_protocol.ids import Fingerprint, RequestId
 from baton_protocol.request import Request
 from baton_protocol.resume import KeptDelta, ResumeEntry, ResumeHead
@@ -19,7 +19,7 @@ from tests.support.stores.kvstore import PATIENCE_S, plain_client
 pytestmark = pytest.mark.integration
 
 ID = "a" * 32
-KEY = resumes_key("pool") + ID.encode()
+KEY = resume_key("pool", ID)
 LIFE_MS = 60_000
 HEAD = ResumeHead(
     route="/v1/completions",

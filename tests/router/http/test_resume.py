@@ -97,7 +97,9 @@ async def rest(
 async def read_events(answer: aiohttp.ClientResponse, count: int) -> bytes:
     data = b""
     while len(EVENT.findall(data)) < count:
-        data += await answer.content.readany()
+        more = await answer.content.readany()
+        assert more, data
+        data += more
     return data
 
 
