@@ -21,7 +21,7 @@ from baton_router.requests.prepared import Prepared
 
 # Keeps an answer before its last bytes are sent, so that its client can ask for it from then on.
 Keep = Callable[[], Awaitable[None]]
-LONG_VECTORS = 1 << 18  # bytes; to write so many numbers takes some milliseconds
+LONG_VECTORS = 1 << 18  # bytes; writing their numbers takes some milliseconds
 
 
 class AnswerEncoder:

@@ -263,7 +263,8 @@ async def render_prompts(call: Call, serving: Serving) -> list[Prompt]:
     before rendering it."""
     longest = serving.model.tokenizer.longest_token
     sizes = call.rendered
-    if (most := max(sizes, default=0)) > LEFT_OUT * (serving.max_model_len - 1) * longest:
+    most, fits = max(sizes, default=0), LEFT_OUT * (serving.max_model_len - 1) * longest
+    if not serving.kind.pooling and most > fits:
         reason = f"is made of {most} characters, at {longest} characters per token at most"
         raise _too_long_error(serving, reason, call.names.get("prompt", "prompt"))
     try:
