@@ -39,9 +39,10 @@ class PairsCall(PoolingCall):
     pairs: int
 
     @property
-    def rendered(self) -> int:
+    def rendered(self) -> Sequence[int]:
         first = sum(map(len, self.first)) * (self.pairs if len(self.first) == 1 else 1)
-        return first + sum(map(len, self.second)) + len(_ROLES) * MESSAGE_CHARS * self.pairs
+        size = first + sum(map(len, self.second)) + len(_ROLES) * MESSAGE_CHARS * self.pairs
+        return (size,)
 
     def forget_prompts(self) -> None:
         self.first.clear()
