@@ -18,6 +18,7 @@ hub's model is fetched when a caller names one.
     config      settings of an engine and of its model
     interface   Protocols and records between an engine, its runner and a node
     progress    progress line of a long start
+    vectors     from a pooling model's numbers to an answer
     errors      errors that are found before an engine runs
 
 Nothing is imported before its first access: a simulated node must not load torch, which LLM and
@@ -41,19 +42,31 @@ if TYPE_CHECKING:
         SamplingParams,
         StructuredOutputsParams,
     )
+    from baton_engine.offline.pooling import (
+        ClassificationRequestOutput,
+        EmbeddingRequestOutput,
+        PoolingRequestOutput,
+        ScoringRequestOutput,
+    )
     from baton_engine.offline.prompts import TextPrompt, TokensPrompt
+    from baton_protocol.pooling import PoolingParams
 
 __all__ = [
     "LLM",
     "AsyncEngineArgs",
     "BeamSearchParams",
+    "ClassificationRequestOutput",
     "CompletionOutput",
+    "EmbeddingRequestOutput",
     "EngineArgs",
     "GuidedDecodingParams",
     "LLMEngine",
+    "PoolingParams",
+    "PoolingRequestOutput",
     "RequestOutput",
     "RequestOutputKind",
     "SamplingParams",
+    "ScoringRequestOutput",
     "StructuredOutputsParams",
     "TextPrompt",
     "TokensPrompt",
@@ -67,6 +80,10 @@ _MODULES = {
     "offline.parameters": (
         *("GuidedDecodingParams", "RequestOutputKind", "SamplingParams"),
         "StructuredOutputsParams",
+    ),
+    "offline.pooling": (
+        *("ClassificationRequestOutput", "EmbeddingRequestOutput", "PoolingParams"),
+        *("PoolingRequestOutput", "ScoringRequestOutput"),
     ),
     "offline.prompts": ("TextPrompt", "TokensPrompt"),
 }

@@ -207,7 +207,9 @@ class TorchResources:
     def _version(self, settings: TorchSettings) -> EnginePlan:
         """The plan for the weights that are in the folder now. Raises SettingsError unless they are
         of the same model: the pool and all sizes stay."""
-        config = read_config(settings.model, settings.model_impl, settings.quantization)
+        config = read_config(
+            *(settings.model, settings.model_impl, settings.quantization, settings.runner)
+        )
         config = config.limited_to(settings.max_model_len)
         head = plan_head(settings, config)
         was = self.plan
@@ -278,6 +280,8 @@ def _info(settings: TorchSettings, plan: EnginePlan, loaded: _Loaded) -> EngineI
         exact="bitwise" if plan.exact else "numeric",
         weights=quantized.method if quantized is not None else plan.demand.dtype,
         max_logprobs=settings.logprobs_of(plan.config.vocab_size),
+        pooling=plan.config.pooling,
+        vector_size=plan.config.vector_size,
     )
 
 
@@ -313,6 +317,8 @@ def _canonical(settings: TorchSettings, plan: EnginePlan, model: Model) -> str:
         canonical = f"{canonical} computed in {plan.demand.dtype}"
     if settings.matmul_precision != "highest":
         canonical = f"{canonical} matmul {settings.matmul_precision}"
+    if plan.config.pooling:  # no node of a pool takes over another kind of request
+        canonical = f"{canonical} {plan.config.pooling}"
     if not plan.exact:
         return canonical
     return f"{canonical} batch-invariant {_device_kind(plan)} {plan.kernels} {model.bits}"

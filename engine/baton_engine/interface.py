@@ -24,6 +24,7 @@ import msgspec
 from baton_protocol.errors import BatonError
 from baton_protocol.ids import BlockHash, BlockId, Fingerprint, RequestId
 from baton_protocol.layout import KVLayout
+from baton_protocol.pooling import Pooling, PoolingParams
 from baton_protocol.request import PositionLogprobs
 from baton_protocol.sampling import MAX_LOGPROBS, FinishReason, SamplingParams
 from baton_protocol.store import Exact
@@ -51,7 +52,8 @@ ChangeLogits = Callable[[Any, Sequence[int], Sequence[int]], Any]
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EngineInfo:
     """Properties of one engine that never change. Lengths are in tokens. `weights` is their dtype,
-    or how they are quantized, as a user names it; "" without weights."""
+    or how they are quantized, as a user names it; "" without weights. `vector_size` is the most
+    numbers of a vector that a model of `pooling` answers with."""
 
     kind: Literal["torch", "sim"]
     model: str
@@ -66,6 +68,8 @@ class EngineInfo:
     exact: Exact = "numeric"
     weights: str = ""
     max_logprobs: int = MAX_LOGPROBS
+    pooling: Pooling = ""
+    vector_size: int = 0
 
 
 # --- between scheduler and runner -----------------------------------------------------------
@@ -196,7 +200,8 @@ class Row(msgspec.Struct, frozen=True, gc=False):
     blocks in between, so `blocks` begins with the blocks of the earlier row, or with 0 in place of
     some that a window has left. The engine changes the list when it has read an earlier step.
 
-    `speculates` is True if the sequence may get drafts in later steps.
+    `speculates` is True if the sequence may get drafts in later steps. `pooling` asks for the
+    vector of the last of `tokens`.
     """
 
     tokens: Sequence[int]
@@ -207,6 +212,7 @@ class Row(msgspec.Struct, frozen=True, gc=False):
     awaited_sample: int | None = None
     blocks_id: int = 0
     speculates: bool = False
+    pooling: PoolingParams | None = None
 
 
 class Sampled(msgspec.Struct, frozen=True, gc=False):
@@ -216,10 +222,11 @@ class Sampled(msgspec.Struct, frozen=True, gc=False):
 
 class RowResult(msgspec.Struct, frozen=True, gc=False):
     """One Sampled per sample of the row, in order, and one PositionLogprobs per target of its
-    PromptAsk."""
+    PromptAsk. `vector` is what its PoolingParams ask for (see `baton_engine.vectors`)."""
 
     samples: tuple[Sampled, ...] = ()
     prompt: tuple[PositionLogprobs, ...] = ()
+    vector: bytes = b""
 
 
 class StoredMemory(Protocol):
@@ -336,8 +343,9 @@ class Drafts(msgspec.Struct, frozen=True, array_like=True, gc=False):
 
 
 class Complete(msgspec.Struct, frozen=True, array_like=True):
-    """A choice that was submitted with all its tokens, including the one that ends it. The engine
-    computes nothing for it. `finish` and `stop_id` are those of its last token."""
+    """A choice that ends without a new token. It was submitted with all its tokens, including the
+    one that ends it: then the engine computes nothing for it, and `finish` and `stop_id` are those
+    of its last token. Or its request is a pooling request, and `vector` is the answer."""
 
     request: RequestId
     attempt: int
@@ -345,6 +353,7 @@ class Complete(msgspec.Struct, frozen=True, array_like=True):
     offset: int  # number of its tokens
     finish: FinishReason
     stop_id: int | None = None
+    vector: bytes = b""
 
 
 @dataclass(frozen=True, slots=True)
@@ -408,7 +417,7 @@ class StepResult:
     filled: list[Filled] = field(default_factory=list)
     started: list[RequestId] = field(default_factory=list)  # first computed in this step
     prompts: list[PromptUse] = field(default_factory=list)
-    complete: list[Complete] = field(default_factory=list)  # submitted with all their tokens
+    complete: list[Complete] = field(default_factory=list)  # choices that end without a token
     finished: list[RequestId] = field(default_factory=list)  # requests that ended, failed ones too
     failed: list[Failed] = field(default_factory=list)
     num_tokens: int = 0  # computed tokens, including those that were dropped; 0: nothing was read

@@ -21,10 +21,12 @@ from baton_engine.interface import PAUSE_MODES, Matcher, PauseMode, SleepLevel, 
 from baton_engine.offline.arguments import EngineArgs
 from baton_engine.offline.model_text import ModelText, needed
 from baton_engine.offline.outputs import RequestOutput
+from baton_engine.offline.pooling import PooledRequest, pooled_request
 from baton_engine.offline.prompts import Prompt
 from baton_engine.offline.running_request import RequestMaker, RunningRequest
 from baton_protocol.errors import InvalidRequest
 from baton_protocol.ids import RequestId
+from baton_protocol.pooling import PoolingParams
 from baton_protocol.sampling import SamplingParams
 
 if TYPE_CHECKING:
@@ -54,6 +56,7 @@ class LLMEngine:
         self._make = RequestMaker(text, seed=seed, stream_interval=stream_interval).make
         self._clock = clock
         self._running: dict[RequestId, RunningRequest] = {}
+        self._pooled: dict[RequestId, PooledRequest] = {}
         self._pinned_until: dict[str, float] = {}  # by the clock
         self._kept: list[RequestOutput] = []
         self._grammars: Grammars | None = None
@@ -91,11 +94,22 @@ class LLMEngine:
         self._running[id] = running
         return request_id
 
+    def add_pooling_request(
+        self, request_id: str, prompt: Prompt, params: PoolingParams, *, priority: int = 0
+    ) -> PooledRequest:
+        """Queue a request to a pooling model. step() returns nothing of it: the request itself has
+        its vector, or the error that ended it. Raises as add_request() does."""
+        pooled = pooled_request(request_id, prompt, params, self.text, priority=priority)
+        self.engine_core.submit(pooled.request)
+        self._pooled[pooled.request.id] = pooled
+        return pooled
+
     def abort_request(self, request_id: str | Iterable[str]) -> None:
         """End requests; they have no more outputs. Ignores unknown ids."""
         for each in (request_id,) if isinstance(request_id, str) else tuple(request_id):
             id = RequestId(each)
             self._running.pop(id, None)
+            self._pooled.pop(id, None)
             self.engine_core.abort(id)
 
     def pin_prefix(
@@ -116,10 +130,11 @@ class LLMEngine:
     def has_unfinished_requests(self) -> bool:
         """Whether step() has something to do. After the last output this may be one more step, of
         which nothing comes."""
-        return bool(self._running or self._kept) or self.engine_core.has_work()
+        waits = self._running or self._pooled or self._kept
+        return bool(waits) or self.engine_core.has_work()
 
     def get_num_unfinished_requests(self) -> int:
-        return len(self._running)
+        return len(self._running) + len(self._pooled)
 
     def sleep(self, level: SleepLevel = 1, mode: PauseMode = "abort") -> None:
         """Give memory back until wake_up() (see EngineCore.sleep). Requests are aborted and have no
@@ -130,6 +145,7 @@ class LLMEngine:
             while self._running or self.engine_core.has_work():
                 self._kept += self._step()
         self._running.clear()
+        self._pooled.clear()
         self.engine_core.sleep(level, "abort")
 
     def wake_up(self, tags: Collection[str] | None = None) -> None:
@@ -164,6 +180,8 @@ class LLMEngine:
                 running.note_started(max(launched, running.stats.queued_ts))
         for use in result.prompts:
             self.prompt_tokens += use.prompt
+            if (pooled := self._pooled.get(use.request)) is not None:
+                pooled.cached_tokens = use.cached + use.host
             if (running := self._running.get(use.request)) is not None:
                 running.note_prompt(use.cached + use.host, use.logprobs)
         for token in result.tokens:
@@ -176,11 +194,20 @@ class LLMEngine:
             if (running := self._running.get(failed.request)) is not None:
                 touched[failed.request] = running
                 running.error = failed.error
+        self._end_pooled(result)
         for id, running in touched.items():
             if running.ended:
                 del self._running[id]
         outputs = (running.output() for running in touched.values())
         return [output for output in outputs if output is not None]
+
+    def _end_pooled(self, result: StepResult) -> None:
+        for answer in result.complete:
+            if (pooled := self._pooled.pop(answer.request, None)) is not None:
+                pooled.vector = answer.vector
+        for failed in result.failed:
+            if (pooled := self._pooled.pop(failed.request, None)) is not None:
+                pooled.error = failed.error
 
     def _matcher(self, params: SamplingParams) -> Matcher | None:
         if params.structured is None:

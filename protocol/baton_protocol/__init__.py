@@ -36,6 +36,8 @@ block hashes, `KVLayout`, fingerprints and the error classes. Every other packag
 #    node ignores: its answers are the same.
 #    SamplingParams.use_beam_search and extra_args, which only nodes of this version get.
 # 7: PinPrefix, UnpinPrefix, Load.pins; Load.wakes, and the routes /sleep and /wake_up of nodes.
-PROTOCOL_VERSION = 7
+# 8: Request.pooling, Delta.vector and NodeReport.pooling. An older node ignores `pooling`, and
+#    reports none.
+PROTOCOL_VERSION = 8
 STRUCTURED_SINCE = 5
 BEAMS_SINCE = EXTRA_ARGS_SINCE = 6

@@ -29,6 +29,8 @@ DType = Literal["auto", "float32", "bfloat16", "float16"]
 MatmulPrecision = Literal["highest", "high", "medium"]
 # How weights of a plain checkpoint are rounded while they are loaded.
 Quantization = Literal["none", "fp8", "int8", "int4"]
+# What an engine gives: tokens, or vectors. auto: as the model's folder says.
+RunnerType = Literal["auto", "generate", "pooling"]
 # What K and V are kept in; auto: what the checkpoint is made for, which is the compute dtype for
 # most. Others than int8 and fp8 are the compute dtype by its name.
 KVCacheDType = Literal["auto", "int8", "fp8", "bfloat16", "float16", "float32"]

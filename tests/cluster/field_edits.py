@@ -164,6 +164,12 @@ EDITS = (
         NODES,
         "--kv-cache-dtype=int8",
     ),
+    Edit(
+        "engine.runner",
+        {"engine": {"kind": "sim", "runner": "pooling"}},
+        NODES,
+        "--runner=pooling",
+    ),
     *(
         Edit(
             f"engine.speculativeConfig.{key}",

@@ -113,6 +113,11 @@ class Tokenizer:
         [encoding] = self._backend.encode_batch_fast([text], add_special_tokens=add_special_tokens)
         return self.shared(encoding.ids)
 
+    def encode_pair(self, text: str, other: str) -> list[int]:
+        """Encode two texts as one prompt, with the special tokens that tokenizer.json puts around
+        a pair, as classifiers of pairs read them."""
+        return self.shared(self._backend.encode(text, other).ids)
+
     def encode_up_to(
         self, text: str, most: int, add_special_tokens: bool = True, part_size: int = PART
     ) -> tuple[list[int], bool]:

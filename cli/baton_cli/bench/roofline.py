@@ -56,7 +56,7 @@ def measured_floor(
     from baton_protocol.layout import ITEM_BYTES
 
     assert folder is not None, "only the sim engine needs no model"
-    config = read_config(folder, options.model_impl, options.quantization)
+    config = read_config(folder, options.model_impl, options.quantization, options.runner)
     dtype = compute_dtype(config, options.dtype)
     machine = measure_machine(torch.device(options.device), TORCH_DTYPES[dtype])
     if machine is None:

@@ -36,7 +36,9 @@ def demand_of(options: ModelSettings, card: int = 0) -> MemoryDemand:
     try:
         settings = TorchSettings.of(options, Path(options.model))
         settings.check()
-        config = read_config(settings.model, settings.model_impl, settings.quantization)
+        config = read_config(
+            *(settings.model, settings.model_impl, settings.quantization, settings.runner)
+        )
         layout = requirements.layout_of(settings, config)
         memory = card if on_cuda(options.device) else None
         return requirements.demand_of(settings, config, layout, kernels=kernels, card=memory)

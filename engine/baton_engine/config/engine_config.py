@@ -24,7 +24,13 @@ from baton_engine.errors import SettingsError
 from baton_protocol.errors import exact
 from baton_protocol.layout import StoreCodec
 from baton_protocol.options import ByteSize, option, option_of
-from baton_protocol.policies import DType, KVCacheDType, MatmulPrecision, Quantization
+from baton_protocol.policies import (
+    DType,
+    KVCacheDType,
+    MatmulPrecision,
+    Quantization,
+    RunnerType,
+)
 from baton_protocol.sampling import ALL_LOGPROBS, MAX_LOGPROBS
 
 # The type of options that name a device.
@@ -228,6 +234,12 @@ class EngineConfig:
         "whose code computes the model; auto: Baton's own for its model families, transformers' for"
         " all others",
     )
+    runner: RunnerType = option(
+        "auto",
+        "what the engine gives: tokens (generate), or the vector of a text or the scores of its"
+        " classes (pooling); auto: as the files of sentence-transformers and the architecture in"
+        " the model's folder say",
+    )
     log_steps: LogSteps = option(
         "off",
         "write a line to stderr for each step: its sequences, their tokens and why, which others"
@@ -295,6 +307,9 @@ class SimConfig:
     kv_heads: int = option(2, "number of KV heads", least=1)
     head_dim: int = option(16, "values per KV head", least=1)
     vocab_size: int = option(0, "number of token ids (default: those of a byte tokenizer)", least=0)
+    classes: int = option(
+        0, "a pooling model with scores of this number of classes (default: none)", least=0
+    )
     eos_every: int = option(0, "end an answer at every Nth position (default: never)", least=0)
     # For failover tests. Must not be an id that the simulated model generates.
     poison_token: int | None = option(

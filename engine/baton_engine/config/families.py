@@ -29,11 +29,12 @@ from baton_engine.config.entry_points import installed_points
 from baton_engine.config.gguf_config import read_gguf_config
 from baton_engine.config.layer_counts import DECODER, LayerCounts
 from baton_engine.config.model_config import ModelConfig
+from baton_engine.config.pooling import causal_name, with_pooling
 from baton_engine.config.quantization.online import online_config
 from baton_engine.config.quantization.read import BESIDE, read_quantization, with_file_beside
 from baton_engine.config.quantization.read import KEY as QUANTIZATION
 from baton_engine.errors import ModelError, UnsupportedModel
-from baton_protocol.policies import Quantization
+from baton_protocol.policies import Quantization, RunnerType
 from baton_text.gguf.header import is_gguf
 
 GROUP = "baton.model_families"
@@ -112,12 +113,18 @@ def find_family(architecture: str) -> Family | None:
 
 
 def read_config(
-    folder: Path, impl: ModelImpl = "auto", quantization: Quantization = "none"
+    folder: Path,
+    impl: ModelImpl = "auto",
+    quantization: Quantization = "none",
+    runner: RunnerType = "auto",
 ) -> ModelConfig:
-    """Read the config of a model folder, or of a GGUF file. `impl` is the value of --model-impl,
-    and `quantization` that of --quantization. Raises ModelError if the folder or its config.json is
-    missing or invalid, and UnsupportedModel for an unsupported architecture or value."""
+    """Read the config of a model folder, or of a GGUF file. `impl`, `quantization` and `runner` are
+    the values of --model-impl, --quantization and --runner. Raises ModelError if the folder or its
+    config.json is missing or invalid, and UnsupportedModel for an unsupported architecture or
+    value."""
     if is_gguf(folder):
+        if runner == "pooling":
+            raise UnsupportedModel(f"--runner pooling: {folder} is a GGUF file; give a folder")
         config = read_gguf_config(folder, partial(config_of, impl=impl))
         return quantized_online(config, quantization)
     if not folder.is_dir():
@@ -128,6 +135,7 @@ def read_config(
         raise ModelError(f"model folder {folder} has no config.json; give a Hugging Face folder")
     values = with_file_beside(read_json(folder / CONFIG), read_json(folder / BESIDE))
     config = config_of(values, read_json(folder / GENERATION), impl)
+    config = with_pooling(config, values, folder, runner)
     return quantized_online(config, quantization)
 
 
@@ -192,13 +200,15 @@ def _read(family: Family, values: Json, generation: Json) -> ModelConfig:
 
 
 def _family_of(values: Json, impl: ModelImpl) -> tuple[str, Family]:
-    """The first supported architecture of a config.json, and its family. The bridge is the family
-    of those that have none of their own."""
+    """The first supported architecture of a config.json, and its family. That of a decoder without
+    a head of tokens is named as with one. The bridge is the family of those that have none of their
+    own."""
     named = ConfigFields(values).texts("architectures") or []
-    for name in () if impl == "transformers" else named:
-        family = find_family(name)
-        if family is not None:
-            return name, family
+    for given in () if impl == "transformers" else named:
+        for name in filter(None, (given, causal_name(given))):
+            family = find_family(name)
+            if family is not None:
+                return name, family
     if named and impl != "baton":
         return str(named[0]), EntryPoint(name="bridge", value=BRIDGE, group=GROUP).load()
     raise UnsupportedModel(

@@ -15,6 +15,7 @@ from baton_engine.config.experts import ExpertsConfig
 from baton_engine.config.latent import LatentConfig
 from baton_engine.config.quantization.scheme import QuantizationConfig
 from baton_protocol.layout import CODES, LATENT, KVField, in_codes, keys_and_values
+from baton_protocol.pooling import Pooling
 
 Activation = Literal["silu", "gelu_tanh"]
 
@@ -26,6 +27,7 @@ NO_KV_FIELDS = frozenset(
         # the KV layout or beside it, the dtype that this node computes in.
         "dtype",
         "unused_tensors",  # never loaded
+        *("pooling", "classes"),  # come after the layers
     }
 )
 
@@ -115,6 +117,9 @@ class ModelConfig:
 
     Tensors of the checkpoint whose names begin with one of `unused_tensors` are not loaded, such as
     those of layers that only draft tokens.
+
+    `pooling` is what the model answers with if it generates no tokens, and `classes` the number of
+    its scores if that is "classify". A pooling model has no head.
     """
 
     architecture: str
@@ -147,6 +152,8 @@ class ModelConfig:
     latent: LatentConfig | None = None  # num_kv_heads and head_dim are then those of latent rows
     clip_qkv: float | None = None  # q, k and v are at most this and at least minus this
     unused_tensors: tuple[str, ...] = ()
+    pooling: Pooling = ""
+    classes: int = 0
     bridge: BridgeConfig | None = None
     quantization: QuantizationConfig | None = None  # None: plain weights
     # Keys of config.json that the family does not read, and their values as canonical JSON.
@@ -173,6 +180,18 @@ class ModelConfig:
             )
             for window in windows
         )
+
+    @property
+    def has_own_head(self) -> bool:
+        """Whether the checkpoint has a head of its own, beside the embedding."""
+        return not (self.tied or self.pooling)
+
+    @property
+    def vector_size(self) -> int:
+        """Numbers of a pooling model's answer; 0 for other models."""
+        if not self.pooling:
+            return 0
+        return self.classes if self.pooling == "classify" else self.hidden_size
 
     @property
     def rope_dim(self) -> int:

@@ -14,6 +14,7 @@ from baton_engine.core.kv_chunks import register, take_filled
 from baton_engine.core.request_limits import RequestLimits
 from baton_engine.core.requests import RunningRequests
 from baton_engine.interface import (
+    Complete,
     Drafts,
     EngineInfo,
     Progress,
@@ -109,6 +110,8 @@ class ResultReader:
             self._requests.release_window_blocks(sequence)
         for sample, token in zip(row.samples, result.samples, strict=True):
             self._append(state, sample.choice, token, step_result)
+        if row.pooling is not None:
+            self._answer(sequence, result.vector, step_result)
         if self._requests.states.get(state.request.id) is not state:
             return  # the request failed
         if row.samples and sequence.running:
@@ -177,6 +180,14 @@ class ResultReader:
         if not state.prompt_done and leader.computed >= state.prompt_len:
             state.prompt_done = True
             step_result.prompts.append(state.prompt_use())
+
+    def _answer(self, sequence: Sequence, vector: bytes, step_result: StepResult) -> None:
+        """A pooling request has its vector: end it. Its blocks are free, and like all free blocks
+        they are found by the prefix cache until they are reused."""
+        state, choice = sequence.state, sequence.choice
+        ids = state.request.id, state.request.attempt
+        step_result.complete.append(Complete(*ids, choice, 0, "stop", vector=vector))
+        self._requests.end(state, choice, linger=state.keeps_blocks)
 
     def _append(
         self, state: RequestState, choice: int, token: Sampled, step_result: StepResult

@@ -12,8 +12,13 @@ import msgspec
 from baton_engine.interface import Complete, EngineInfo, Matcher
 from baton_engine.scheduling.stop_conditions import end_of
 from baton_protocol.errors import InvalidRequest, PromptTooLong
+from baton_protocol.pooling import PoolingParams
 from baton_protocol.request import Request
 from baton_protocol.sampling import ALL_LOGPROBS, check_message, logprobs_within
+
+# What a pooling model answers with, and the routes that ask for it.
+GIVES = {"embed": "vectors", "classify": "scores of classes"}
+ROUTES = {"embed": "/v1/embeddings", "classify": "/classify, /score or /rerank"}
 
 
 class RequestLimits:
@@ -29,12 +34,15 @@ class RequestLimits:
         self.vocab_size = info.vocab_size
         self.eos_ids = info.eos_ids
         self._max_logprobs = info.max_logprobs
+        self._pooling, self._vector_size = info.pooling, info.vector_size
         room = info.layout.tokens_in(info.num_blocks)
         self.max_tokens = min(info.max_model_len, room + 1)
+        self._most_pooled = min(info.max_model_len, room)
 
     def check(self, request: Request) -> None:
         """Raise InvalidRequest or PromptTooLong for a request that can never run here."""
         params, outputs, prompt = request.params, request.outputs, request.prompt_ids
+        self.check_kind(request)
         params.check()
         self.with_counts(request)
         if not prompt:
@@ -49,6 +57,9 @@ class RequestLimits:
             ("bad_words", [id for word in params.bad_words for id in word]),
         ):
             self._check_ids(field, ids)
+        if request.pooling is not None:
+            self._check_pooling(request, request.pooling)
+            return
         if len(prompt) >= self.max_tokens:
             raise PromptTooLong(
                 f"the prompt has {len(prompt)} tokens; at most {self.max_tokens - 1} fit, so that "
@@ -60,6 +71,50 @@ class RequestLimits:
             raise PromptTooLong(
                 f"prompt and outputs have {known} tokens; the limit is {self.max_tokens}",
                 param="prompt",
+            )
+
+    def check_kind(self, request: Request) -> None:
+        """Raise InvalidRequest if the request asks for tokens, and this is a pooling model, or the
+        other way round."""
+        if self._pooling and request.pooling is None:
+            raise InvalidRequest(
+                f"this model answers with {GIVES[self._pooling]} and generates no tokens; use"
+                f" {ROUTES[self._pooling]}, or start the nodes with --runner generate",
+                param="model",
+            )
+        if request.pooling is not None and not self._pooling:
+            raise InvalidRequest(
+                "this model generates tokens and has no vectors or scores; use another model, or"
+                " start the nodes with --runner pooling",
+                param="model",
+            )
+
+    def _check_pooling(self, request: Request, pooling: PoolingParams) -> None:
+        prompt, params, most = len(request.prompt_ids), request.params, self._most_pooled
+        if prompt > most:
+            raise PromptTooLong(
+                f"the input has {prompt} tokens; at most {most} fit", param="prompt"
+            )
+        samples = params.n > 1 or params.use_beam_search or params.structured is not None
+        if samples or params.prompt_logprobs is not None or any(request.outputs):
+            raise InvalidRequest(
+                "a request for a vector samples no tokens: leave out n, beam search, structured"
+                " output, prompt_logprobs and outputs",
+                param="n",
+            )
+        if pooling.dimensions is None:
+            return
+        if self._pooling == "classify":
+            raise InvalidRequest(
+                f"dimensions is {pooling.dimensions}, and this model has the scores of"
+                f" {self._vector_size} classes, which cannot be cut; leave it out",
+                param="dimensions",
+            )
+        if not 1 <= pooling.dimensions <= self._vector_size:
+            raise InvalidRequest(
+                f"dimensions is {pooling.dimensions}; this model's vectors have"
+                f" {self._vector_size}: use 1 to {self._vector_size}",
+                param="dimensions",
             )
 
     def with_counts(self, request: Request) -> Request:

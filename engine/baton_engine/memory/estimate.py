@@ -72,8 +72,8 @@ def count_weights(config: ModelConfig) -> int:
         return config.bridge.weights
     hidden, counts = config.hidden_size, counts_of(config)
     layers = sum(counts.weights(config, layer) for layer in range(config.num_layers))
-    heads = 1 if config.tied else 2
-    return heads * config.vocab_size * hidden + layers + hidden
+    heads = 2 if config.has_own_head else 1
+    return heads * config.vocab_size * hidden + layers + hidden + config.classes * hidden
 
 
 @lru_cache
@@ -91,7 +91,7 @@ def quantized_part(config: ModelConfig) -> tuple[int, int]:
                     size += linear.count * scheme.weight_bytes(linear.outputs, linear.inputs)
         head = (config.vocab_size, config.hidden_size)
         ends = [config.quantization.embedding]
-        if not config.tied:
+        if config.has_own_head:
             ends.append(config.quantization.scheme_of(HEAD_NAME))
         for scheme in ends:
             if scheme is not None:
@@ -113,6 +113,8 @@ def _model_bytes(demand: MemoryDemand) -> int:
     config = demand.config
     numbers, size = quantized_part(config)
     plain = (count_weights(config) - numbers) * demand.item
+    if config.pooling:
+        return plain + size
     if demand.device != "cpu" and not _copies_head(config):
         return plain + size
     return plain + size + head_bytes(config, demand.item)
@@ -223,6 +225,8 @@ def _step_bytes(demand: MemoryDemand, tokens: int) -> int:
     config = demand.config
     rows = max(demand.max_num_seqs, min(tokens, PROMPT_ROWS))
     logits = rows * config.vocab_size * (LOGIT_BYTES + SAMPLING_BYTES[demand.kernels])
+    if config.pooling:
+        logits = 0
     # Layers and sampling run one after the other; sampling still holds the hidden states.
     return max(_layers_bytes(demand, tokens), tokens * config.hidden_size * demand.item + logits)
 

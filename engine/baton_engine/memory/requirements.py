@@ -62,11 +62,13 @@ def demand_of(
         dtype=dtype,
         device=device,
         kernels=kernels,
-        # transformers' code may ask the device for a number, which no graph can record.
+        # transformers' code may ask the device for a number, which no graph can record. Prompts,
+        # which are all that a pooling model computes, need no graphs.
         graphs=device == "cuda"
         and kernels == "triton"
         and not settings.enforce_eager
-        and config.bridge is None,
+        and config.bridge is None
+        and not config.pooling,
         max_batched_tokens=limits.tokens,
         max_num_seqs=limits.seqs,
         max_model_len=wanted,

@@ -2,7 +2,8 @@
 
 In: token ids, positions and the step's attention. Out: hidden states, and logits of selected rows.
 Shapes: T tokens of the step, D hidden size, C numbers that are returned of a token (D, or more if
-hidden states of some layers are kept), S rows to sample, V vocabulary.
+hidden states of some layers are kept), S rows to sample, V vocabulary, N numbers of a pooling
+model's answer.
 """
 
 from __future__ import annotations
@@ -24,6 +25,9 @@ from baton_engine.layers.parameter import WeightSlots
 from baton_engine.layers.quantization.online import quantized
 from baton_engine.layers.quantization.quantized_weight import QuantizedWeight
 from baton_engine.layers.rotary import Rope, RopeTables
+
+# The beginning of the decoder's tensors in checkpoints, and the layer of a classifier's scores.
+INNER, SCORE = "model.", "score"
 
 
 class DecoderLayer:
@@ -86,15 +90,40 @@ class Decoder:
         self._rope = Rope(config.rope, config.rope_dim, slots.dtype, slots.device)
         self._layers = [self.layer_type(slots, layer, config) for layer in range(config.num_layers)]
         self._norm = self.norm_type(slots, "model.norm", config.hidden_size, config.norm_eps)
-        size = config.vocab_size, config.hidden_size
-        head = None if config.tied else LinearWeights(slots, [HEAD], [size[0]], size[1])
+        # The product of the head, or of a classifier's scores. Models that embed have none.
         self._head: Product
         # The layers before which hidden states are kept, for a head that drafts.
         self.kept_layers: tuple[int, ...] = ()
         # Identifies the bits of products that depend on no other row of a step; "" if they depend
         # on others. Known when weights are loaded.
         self.bits = ""
+        if config.pooling:
+            self._declare_scores(slots)
+            return
+        size = config.vocab_size, config.hidden_size
+        head = LinearWeights(slots, [HEAD], [size[0]], size[1]) if config.has_own_head else None
         slots.when_filled(lambda: self._pack_head(head, slots))
+
+    def _declare_scores(self, slots: WeightSlots) -> None:
+        """A pooling model has no head, and a classifier one for its scores. Checkpoints saved from
+        the decoder alone name its tensors without `model.`."""
+        config = self.config
+        inner = {
+            name: slots.parameters[name] for name in slots.parameters if name.startswith(INNER)
+        }
+        slots.also_spelled(
+            inner, {name.removeprefix(INNER): parameter for name, parameter in inner.items()}
+        )
+        if config.classes:
+            score_ND = slots.tensor(f"{SCORE}.weight", config.classes, config.hidden_size)
+            slots.when_filled(lambda: self._pack_scores(score_ND, slots))
+        slots.when_filled(lambda: self._note_bits(slots))
+
+    def _pack_scores(self, score_ND: torch.Tensor, slots: WeightSlots) -> None:
+        self._head = slots.product(HEAD, score_ND)  # HEAD's products are float32
+
+    def _note_bits(self, slots: WeightSlots) -> None:
+        self.bits = slots.bits
 
     def _pack_head(self, head: LinearWeights | None, slots: WeightSlots) -> None:
         """Pack the head's weight. A tied head then exists twice, because the embedding needs its
@@ -141,6 +170,12 @@ class Decoder:
         """Logits [S, V], float32 in any compute dtype; 256 rows of 150,000 are 155 MB. Pass only
         the rows that need logits: the head is often the largest matrix of a small model."""
         return self.logits_of_normed(self.normed(hidden_SC))
+
+    def answers(self, hidden_SC: torch.Tensor) -> torch.Tensor:
+        """What a pooling model answers with, float32 [S, N]: the scores of its classes, or the
+        hidden states after the final norm."""
+        normed_SD = self.normed(hidden_SC)
+        return self._head(normed_SD) if self.config.classes else normed_SD.float()
 
     def logits_of_normed(self, normed_SD: torch.Tensor) -> torch.Tensor:
         logits_SV = self._head(normed_SD)

@@ -1,6 +1,7 @@
 """What a runner needs of a model: the interface of the decoder and of the bridge.
 
-Shapes: T tokens of the step, D hidden size, S rows to sample, V vocabulary.
+Shapes: T tokens of the step, D hidden size, S rows to sample, V vocabulary, N numbers of a pooling
+model's answer.
 """
 
 from __future__ import annotations
@@ -33,4 +34,8 @@ class Model(Protocol):
 
     def logits(self, hidden_SD: torch.Tensor) -> torch.Tensor:
         """Float32 logits [S, V] of some rows of hidden states."""
+        ...
+
+    def answers(self, hidden_SD: torch.Tensor) -> torch.Tensor:
+        """What a pooling model answers with for some rows of hidden states, float32 [S, N]."""
         ...

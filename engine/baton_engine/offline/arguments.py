@@ -36,9 +36,8 @@ IN_GIB = ("kv_offloading_size", "swap_space")
 ONLY: Mapping[str, tuple[Any, str]] = {
     "tokenizer_mode": ("auto", "a model's own tokenizer.json is the only kind"),
     "config_format": ("auto", "config.json or a GGUF file's metadata is the only kind"),
-    "runner": (("auto", "generate"), "engines only generate"),
-    "task": (("auto", "generate"), "engines only generate"),
-    "convert": (("auto", "none"), "engines only generate"),
+    "task": (("auto", "generate"), "runner says what an engine gives"),
+    "convert": (("auto", "none"), "runner says what an engine gives"),
     "generation_config": ("auto", "the defaults are the model's; give SamplingParams for others"),
     "trust_remote_code": (False, "no code of a model's repository is run"),
     "tensor_parallel_size": (1, "an engine has one device; a pool has several nodes"),

@@ -10,12 +10,15 @@ samples after several of its tokens.
 On CUDA a launch does not wait for the device. Sampled ids stay on the device, where the next step
 reads them, and results are copied to the host after the step.
 
-Shapes: T tokens of the step, D hidden size, S samples, N positions of prompts, V vocabulary.
+Rows of a pooling model have no samples: their answers are the numbers of their last tokens.
+
+Shapes: T tokens of the step, D hidden size, S samples, N positions of prompts, V vocabulary, P rows
+that ask for an answer.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import islice
 from typing import Protocol
@@ -36,6 +39,8 @@ from baton_engine.runner.input_batch import InputBatch, StepInput
 from baton_engine.sampling.logprobs import Logprobs, logprobs_of
 from baton_engine.sampling.metadata import Draws
 from baton_engine.sampling.sampler import ChosenTokens, choose
+from baton_engine.vectors import answer_of
+from baton_protocol.pooling import Pooling, PoolingParams
 from baton_protocol.request import PositionLogprobs
 
 # Times that a step is tried while the device lacks memory for it.
@@ -110,8 +115,9 @@ class TorchRunner:
         hidden_TD = self._forward.run(step, self._sampled)
         chosen = self._sample(hidden_TD, step)
         prompts = self._score_prompts(hidden_TD, step)
+        answers = self._answer(hidden_TD, step)
         read = None if chosen is None else chosen.to_host()
-        results = StepResults(step, read, [part.to_host() for part in prompts])
+        results = StepResults(step, read, [part.to_host() for part in prompts], answers)
         pending = launched(results.read, self._device)
         if self.tap is not None:
             self.tap.take(step, hidden_TD)
@@ -144,6 +150,20 @@ class TorchRunner:
             mode=self.logprobs_mode,
         )
 
+    def _answer(self, hidden_TD: torch.Tensor, step: StepInput) -> Answers | None:
+        """A pooling model's answers to the rows that end with their request's last token."""
+        pooling = self._model.config.pooling
+        asks = {
+            line: row.pooling
+            for line, row in enumerate(step.rows if pooling else ())
+            if row.pooling is not None
+        }
+        if not asks:
+            return None
+        last_P = step.arrays.query_starts_R1[1:][list(asks)] - 1
+        numbers = self._model.answers(hidden_TD[stage(last_P.astype(np.int64), self._device)])
+        return Answers(pooling, asks, numbers.to("cpu", non_blocking=True))
+
     def _score_prompts(self, hidden_TD: torch.Tensor, step: StepInput) -> list[Logprobs]:
         """Prompt logprobs of the rows that ask for them, in parts of PROMPT_ROWS positions."""
         if not [row for row in step.rows if row.prompt is not None]:
@@ -167,6 +187,20 @@ class TorchRunner:
 
 
 @dataclass(frozen=True, slots=True)
+class Answers:
+    """A pooling model's answers, by the line of the row that asks, while their numbers are being
+    copied to the host."""
+
+    pooling: Pooling
+    asks: Mapping[int, PoolingParams]
+    numbers_PN: torch.Tensor
+
+    def read(self) -> dict[int, bytes]:
+        rows = zip(self.asks.items(), self.numbers_PN.numpy(), strict=True)
+        return {line: answer_of(row_N, self.pooling, params) for (line, params), row_N in rows}
+
+
+@dataclass(frozen=True, slots=True)
 class StepResults:
     """A step whose results are being copied to the host. `prompts` has one entry per PROMPT_ROWS
     prompt positions."""
@@ -174,6 +208,7 @@ class StepResults:
     step: StepInput
     chosen: ChosenTokens | None
     prompts: Sequence[Logprobs]
+    answers: Answers | None = None
 
     def read(self) -> list[RowResult]:
         """The results in the order of the call."""
@@ -186,10 +221,12 @@ class StepResults:
 
     def _by_line(self, tokens: Sequence[Sampled]) -> Iterator[RowResult]:
         sampled, expected = iter(tokens), iter(self._expected())
-        for row in self.step.rows:
+        vectors = {} if self.answers is None else self.answers.read()
+        for line, row in enumerate(self.step.rows):
             samples = tuple(islice(sampled, len(row.samples)))
             targets = () if row.prompt is None else row.prompt.targets
-            yield RowResult(samples, tuple(islice(expected, len(targets))))
+            prompt = tuple(islice(expected, len(targets)))
+            yield RowResult(samples, prompt, vectors.get(line, b""))
 
     def _expected(self) -> list[PositionLogprobs]:
         asks = [row.prompt for row in self.step.rows if row.prompt is not None]

@@ -125,7 +125,10 @@ def make_plan(
     memory in bytes, or None if it is unknown."""
     settings.check()
     scheduler_class(settings.scheduler_cls)
-    config = read_config(settings.model, settings.model_impl, settings.quantization)
+    config = read_config(
+        *(settings.model, settings.model_impl, settings.quantization, settings.runner)
+    )
+    _check_pooling(settings, config)
     if settings.load_format != "dummy":
         weight_files(settings.model)
     cuda_devices = torch.cuda.device_count()
@@ -169,6 +172,21 @@ def make_plan(
         exact=_exact(settings, config, device, kernels),
         draft_model=second,
         head=head,
+    )
+
+
+def _check_pooling(settings: TorchSettings, config: ModelConfig) -> None:
+    if not config.pooling:
+        return
+    if settings.speculative_config is not None:
+        raise SettingsError(
+            "--speculative-config drafts tokens, and this is a pooling model, which generates none;"
+            " leave it out, or use --runner generate"
+        )
+    logger.info(
+        "--runner %s: the model answers with %s",
+        settings.runner,
+        f"the scores of {config.classes} classes" if config.classes else "the vector of a text",
     )
 
 

@@ -57,7 +57,7 @@ def plan_draft_model(
         chunk_blocks=1,
     )
     try:
-        config = read_config(folder, own.model_impl)
+        config = read_config(folder, own.model_impl, runner="generate")
         config = quantized_online(config, own.quantization, drafts=True)
         if own.load_format != "dummy":
             weight_files(folder)

@@ -23,6 +23,7 @@ from baton_engine.memory.estimate import measured_bytes
 from baton_engine.runner.cuda_card import CudaCard
 from baton_engine.runner.plan import EnginePlan
 from baton_protocol.ids import BlockId
+from baton_protocol.pooling import PoolingParams
 from baton_protocol.sampling import SamplingParams
 
 PROFILE_BLOCKS = 1
@@ -72,12 +73,15 @@ def largest_step(
     longest: int,
     block_size: int,
     vocab_size: int,
+    pooling: bool = False,
 ) -> list[Row]:
     """The maximum number of rows, of about equal length, with the maximum number of tokens in
-    total; no row is longer than `longest` tokens."""
+    total; no row is longer than `longest` tokens. With `pooling` they ask for vectors."""
     count = min(max_num_seqs, max_batched_tokens)
     each, more = divmod(max_batched_tokens, count)
     lengths = [min(longest, each + (index < more)) for index in range(count)]
+    if pooling:
+        return [_pooling_row(length, block_size) for length in lengths]
     return [_row(length, block_size, AnyToken(vocab_size)) for length in lengths]
 
 
@@ -94,8 +98,8 @@ def profile(
         draft_model.launch(_largest_step(plan.of_draft_model)).read()
     runner.launch(_largest_step(plan)).read()
     step = card.peak() - before
-    # Sampling without filters and masks has kernels of its own.
-    runner.launch([Row([0], 0, [BLOCK], (Sample(0, 1, GREEDY),))]).read()
+    if not plan.config.pooling:  # sampling without filters and masks has kernels of its own
+        runner.launch([Row([0], 0, [BLOCK], (Sample(0, 1, GREEDY),))]).read()
     card.release()
     if plan.room is None or plan.demand.pool_blocks is not None:
         return plan
@@ -111,7 +115,13 @@ def _largest_step(plan: EnginePlan) -> list[Row]:
         longest=plan.max_model_len,
         block_size=plan.layout.block_size,
         vocab_size=plan.config.vocab_size,
+        pooling=bool(plan.config.pooling),
     )
+
+
+def _pooling_row(length: int, block_size: int) -> Row:
+    blocks = [BLOCK] * -(-length // block_size)
+    return Row([0] * length, 0, blocks, pooling=PoolingParams())
 
 
 def _row(length: int, block_size: int, matcher: Matcher) -> Row:

@@ -3,7 +3,8 @@
 In: scheduled pieces of sequences. Out: one Row per piece with its tokens and blocks. If the piece
 reaches the sequence's last known token, the row also has one sample for each choice that continues
 there, and one after each of the piece's drafts. Each sequence records how far the step computes and
-which sample is its next token.
+which sample is its next token. A pooling request has no samples: the row asks for its vector, and
+the sequence awaits that.
 """
 
 from __future__ import annotations
@@ -33,7 +34,8 @@ def make_rows(pieces: Seq[Piece], info: EngineInfo, step: int) -> list[Row]:
             continue
         row = _row(piece, info)
         rows.append(row)
-        sequence.note_launch(piece.count, sampled if row.samples else -1)
+        asks = row.samples or row.pooling is not None
+        sequence.note_launch(piece.count, sampled if asks else -1)
         if piece.drafts:
             sequence.launch_limit = 0  # which tokens follow is known when this step is read
         sampled += len(row.samples)
@@ -60,6 +62,12 @@ def _row(piece: Piece, info: EngineInfo) -> Row:
         return Row(tokens, start, sequence.blocks, samples, blocks_id=key, speculates=True)
     awaits = sequence.awaited_sample >= 0
     end, known = start + piece.count, len(sequence.tokens) + awaits
+    if (pooling := sequence.state.request.pooling) is not None:
+        return Row(
+            *(sequence.tokens[start:end], start, sequence.blocks),
+            blocks_id=sequence.blocks_id,
+            pooling=pooling if end == known else None,
+        )
     return Row(
         UNREAD if awaits else sequence.tokens[start:end],
         start,

@@ -365,6 +365,7 @@ class RequestState:
             or self.matcher is not None
             or self.beams is not None
             or bool(self.changes)
+            or request.pooling is not None  # no row follows the one with its vector
         )
         # An array, so that the runner copies it in each step without a conversion.
         self.distinct_prompt = array("q")

@@ -26,13 +26,15 @@ from baton_engine.interface import EngineInfo, SleepLevel
 from baton_engine.kv.host_blocks import CopiedBlocks, slots_for
 from baton_engine.memory.host_memory import check_asked, free_memory
 from baton_engine.sim.memory import WORD_BYTES, SimMemory
-from baton_engine.sim.model import Vocabulary
+from baton_engine.sim.model import VECTOR_SIZE, Vocabulary
 from baton_engine.sim.runner import SimRunner
 from baton_engine.sim.timing import Timing
 from baton_engine.speculation.build import make_drafter
 from baton_protocol.fingerprint import TensorDigest, fingerprint
 from baton_protocol.ids import Fingerprint
 from baton_protocol.layout import ITEM_BYTES, KVGroup, KVLayout, default_chunk_blocks
+from baton_protocol.policies import RunnerType
+from baton_protocol.pooling import Pooling
 from baton_protocol.sampling import ALL_LOGPROBS, MAX_LOGPROBS
 
 # Part of the fingerprint. Change it whenever the same tokens get different KV bytes.
@@ -58,6 +60,8 @@ NO_KV_SETTINGS = frozenset(
         *("prefill_base_ms", "prefill_ms_per_token", "decode_ms", "decode_ms_per_seq"),
     }
 )
+# Settings that are in the fingerprint as what they make of the engine (see SimSettings.pooling).
+POOLING_SETTINGS = frozenset({"runner", "classes"})
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -92,6 +96,14 @@ class SimSettings(SimConfig):
     speculative_config: str | None = None  # see EngineConfig
     scheduling: SchedulingOptions = DEFAULT_SCHEDULING
     log_steps: LogSteps = "off"  # see EngineConfig
+    runner: RunnerType = "auto"  # see EngineConfig
+
+    @property
+    def pooling(self) -> Pooling:
+        """What it answers with instead of tokens; `auto` is what `classes` says."""
+        if self.runner == "generate" or not (self.classes or self.runner == "pooling"):
+            return ""
+        return "classify" if self.classes else "embed"
 
     @classmethod
     def of(
@@ -127,6 +139,7 @@ class SimSettings(SimConfig):
             speculative_config=config.speculative_config,
             scheduling=SchedulingOptions.of(config),
             log_steps=config.log_steps,
+            runner=config.runner,
             **sizes,
         )
         if config.kv_blocks is not None:
@@ -161,6 +174,12 @@ class SimSettings(SimConfig):
                 f"sim head_dim is {self.head_dim}; in {self.dtype} it must be a multiple of "
                 f"{WORD_BYTES // ITEM_BYTES[self.dtype]}"
             )
+        if self.pooling and self.speculative_config is not None:
+            raise SettingsError("--speculative-config drafts tokens, and --runner pooling has none")
+        if self.runner == "generate" and self.classes:
+            raise SettingsError(
+                f"--sim-classes {self.classes} is for a pooling engine, and --runner is generate"
+            )
         if not 0 <= self.first_id < self.end_id <= self.vocab_size:
             raise SettingsError(
                 f"sim says ids in [{self.first_id}, {self.end_id}); they must be within "
@@ -191,11 +210,14 @@ class SimSettings(SimConfig):
     def fingerprint(self) -> Fingerprint:
         """Fingerprint of the simulated model. Engines with the same geometry have the same one,
         whatever their names and speeds, because they write the same KV bytes for the same
-        tokens."""
+        tokens. A pooling engine has another one: no node takes over another kind of request."""
         shape = (self.vocab_size, self.layers, self.kv_heads, self.head_dim)
         tensor = TensorDigest(name="sim", shape=shape, dtype=self.dtype, digest=FORMULA)
         settings = asdict(self)
-        counted = {name: settings[name] for name in settings.keys() - NO_KV_SETTINGS}
+        names = settings.keys() - NO_KV_SETTINGS - POOLING_SETTINGS
+        counted = {name: settings[name] for name in names}
+        if self.pooling:
+            counted["pooling"] = self.pooling
         return fingerprint([tensor], self.layout(), json.dumps(counted, sort_keys=True))
 
 
@@ -227,6 +249,8 @@ def build_sim(
         ),
         vocab_size=settings.vocab_size,
         eos_ids=settings.eos_ids,
+        pooling=settings.pooling,
+        vector_size=(settings.classes or VECTOR_SIZE) if settings.pooling else 0,
         # Its arithmetic is on integers modulo 2^64: no order of steps, rows or sums changes a bit.
         exact="bitwise",
     )
@@ -250,6 +274,8 @@ def build_sim(
             decode_ms_per_seq=settings.decode_ms_per_seq,
         ),
         poison=settings.poison_token,
+        pooling=settings.pooling,
+        classes=settings.classes,
         clock=clock,
         sleep=sleep,
     )

@@ -1,6 +1,7 @@
 """The simulated model: its logits at a position, and the id sampled from them.
 
-In: the digest of all KV up to a token (see `sim.runner`) and a Sample. Out: a Sampled. Pure.
+In: the digest of all KV up to a token (see `sim.runner`) and a Sample. Out: a Sampled; or, of a
+pooling model, the numbers of its answer. Pure.
 
 The logits have a simple form. The ids that the model generates form a circle. A hash of (digest,
 position) selects the most likely id, and each next id around the circle has a logit 0.5 lower. Some
@@ -16,6 +17,9 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from itertools import count, islice
 
+import numpy as np
+import numpy.typing as npt
+
 from baton_engine.interface import PenaltyCounts, Sample, Sampled
 from baton_engine.scheduling.stop_conditions import permits
 from baton_protocol.request import PositionLogprobs, TokenLogprob
@@ -27,7 +31,14 @@ DRAWN_FROM = 8  # a sampled id is one of this number of most likely ids
 TOP_LOGIT = 4.0
 STEP = 0.5
 OUT_OF_REACH = 50.0  # an id whose logit is this far below the largest is never sampled
+VECTOR_SIZE = 32  # numbers of a pooling model's vector
 LOG_TOTAL = math.log(sum(math.exp(-STEP * rank) for rank in range(CANDIDATES)))
+
+
+def numbers_after(digest: int, count: int) -> npt.NDArray[np.float64]:
+    """`count` numbers in [-1, 1) that stand for the hidden state, or the scores, after the tokens
+    whose KV has this digest."""
+    return np.array([mix(digest, place) / 2.0**63 - 1.0 for place in range(count)])
 
 
 def mix(*values: int) -> int:

@@ -30,8 +30,10 @@ import msgspec
 
 from baton_engine.interface import Row, RowResult
 from baton_engine.sim.memory import SimMemory
-from baton_engine.sim.model import Vocabulary
+from baton_engine.sim.model import VECTOR_SIZE, Vocabulary, numbers_after
 from baton_engine.sim.timing import Timing
+from baton_engine.vectors import answer_of
+from baton_protocol.pooling import Pooling
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,7 +51,8 @@ class SimStep:
 
 class SimRunner:
     """A Runner over SimMemory. `clock` and `sleep` are in seconds. A row with the token `poison`
-    ends the process at once, without any clean-up, to simulate a crash."""
+    ends the process at once, without any clean-up, to simulate a crash. With `pooling`, rows ask
+    for vectors, of VECTOR_SIZE numbers or of one per class."""
 
     def __init__(
         self,
@@ -58,11 +61,15 @@ class SimRunner:
         timing: Timing,
         *,
         poison: int | None = None,
+        pooling: Pooling = "",
+        classes: int = 0,
         clock: Callable[[], float] = time.monotonic,
         sleep: Callable[[float], None] = time.sleep,
     ) -> None:
         self.memory = memory
         self._vocabulary = vocabulary
+        self._pooling = pooling
+        self._classes = classes
         self._timing = timing
         self._poison = poison
         self._clock = clock
@@ -100,6 +107,9 @@ class SimRunner:
         digests = self.memory.extend(row.tokens, row.start, row.blocks)
         first = row.start + 1
         samples = tuple(words.says(digests[each.position - first], each) for each in row.samples)
+        if row.pooling is not None:
+            numbers = numbers_after(digests[-1], self._classes or VECTOR_SIZE)
+            return RowResult(vector=answer_of(numbers, self._pooling, row.pooling))
         if row.prompt is None:
             return RowResult(samples)
         places = enumerate(zip(digests, row.prompt.targets, strict=False), start=row.start + 1)

@@ -88,7 +88,7 @@ def load_weights(
             continue
         for part in _parts(used):
             _load(path, parameters, part, progress)
-    if config.tied and HEAD_NAME in owner:
+    if config.tied and HEAD_NAME in owner and not config.pooling:
         _check_tie(owner, parameters[EMBED_NAME].dtype)
 
 

@@ -165,10 +165,11 @@ def _check_bytes(path: Path, entries: Sequence[Entry], begin: int, size: int) ->
 
 def ignorable(name: str, config: ModelConfig) -> bool:
     """Whether the tensor is optional and does not affect the model: a rotary buffer (computed from
-    the config), a tied model's copy of the embedding, a scale of KV, or a part that is not used."""
+    the config), a head that the model does not have or shares with the embedding, a scale of KV, or
+    a part that is not used."""
     if name.endswith("rotary_emb.inv_freq") or name.startswith(config.unused_tensors):
         return True
     quantization = config.quantization
     if quantization is not None and quantization.kv_cache != "auto" and name.endswith(SCALES):
         return True
-    return config.tied and name == "lm_head.weight"
+    return not config.has_own_head and name == "lm_head.weight"

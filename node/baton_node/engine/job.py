@@ -134,6 +134,11 @@ class Job:
         return self.request.id, self.request.attempt
 
     @property
+    def kept_in_store(self) -> bool:
+        """Whether the chunks that it fills are written behind. Nothing continues after a vector."""
+        return self.kind == "run" and self.request.pooling is None
+
+    @property
     def sequences(self) -> int:
         """Number of sequences that it will run: its open choices, or 1 for a prefill job."""
         return len(self.open_choices) if self.kind == "run" else 1

@@ -283,8 +283,9 @@ class EngineLoop:
     def _start_job(self, frame: PrefillJob | RunJob) -> None:
         request = frame.request
         hashes: Sequence[BlockHash] = ()
-        # A request that computes its whole prompt looks up no chunks.
-        if not request.params.reads_no_cache:
+        # A request that computes its whole prompt looks up no chunks, nor does one for a vector,
+        # whose chunks nobody stores.
+        if not request.params.reads_no_cache and request.pooling is None:
             hashes = self._engine.block_hashes(request)
         finished = frozenset(frame.finished if isinstance(frame, RunJob) else ())
         inbox = None

@@ -20,6 +20,7 @@ from baton_kvstore.keys import chunk_key
 from baton_protocol.hashing import HASH_BYTES
 from baton_protocol.ids import BlockHash, BlockId, Fingerprint
 from baton_protocol.layout import KVLayout
+from baton_protocol.pooling import PoolingParams
 from baton_protocol.sampling import SamplingParams
 from baton_protocol.store import Priority, Speeds
 
@@ -51,26 +52,34 @@ def measure_compute(info: EngineInfo, runner: Runner, *, gpu: bool = False) -> S
     spans = -(-min(room, count + DECODE_STEPS) // size)
     blocks = [BlockId(1 + i) for i in range(min(info.num_blocks, spans * groups))]
     prompt = [(PROMPT_FROM + i) % info.vocab_size for i in range(count)]
-    _run(runner, prompt if gpu else prompt[:WARM_TOKENS], 0, blocks)
+    pooling = PoolingParams() if info.pooling else None
+    _run(runner, prompt if gpu else prompt[:WARM_TOKENS], 0, blocks, pooling)
     began = time.monotonic()
-    prefill_s = _run(runner, prompt, 0, blocks)
+    prefill_s = _run(runner, prompt, 0, blocks, pooling)
     decode_s: list[float] = []
     for step in range(DECODE_STEPS):
         late = time.monotonic() - began > COMPUTE_BUDGET_S
         if count + step >= room or (late and decode_s):
             break
-        decode_s.append(_run(runner, prompt[:1], count + step, blocks))
+        decode_s.append(_run(runner, prompt[:1], count + step, blocks, pooling))
     return Speeds(
         prefill_tokens_per_s=count / prefill_s,
         decode_step_ms=min(decode_s) * 1e3 if decode_s else 0.0,
     )
 
 
-def _run(runner: Runner, tokens: list[int], start: int, blocks: list[BlockId]) -> float:
-    """Run one step and return its seconds."""
+def _run(
+    runner: Runner,
+    tokens: list[int],
+    start: int,
+    blocks: list[BlockId],
+    pooling: PoolingParams | None,
+) -> float:
+    """Run one step, which samples a token unless it asks for a vector, and return its seconds."""
     began = time.monotonic()
     sample = Sample(0, start + len(tokens), SamplingParams(temperature=0.0))
-    runner.launch([Row(tokens, start, blocks, (sample,))]).read()
+    samples = () if pooling is not None else (sample,)
+    runner.launch([Row(tokens, start, blocks, samples, pooling=pooling)]).read()
     return max(1e-6, time.monotonic() - began)
 
 

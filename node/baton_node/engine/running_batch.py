@@ -53,7 +53,7 @@ class RunningBatch:
                 window_landed=window_landed,
                 prefill_only=prefill,
                 track=prefill,
-                report_filled=not prefill and self._context.has_store,
+                report_filled=job.kept_in_store and self._context.has_store,
                 finished=tuple(sorted(job.finished)),
                 matcher=job.matcher,
             )
@@ -86,7 +86,7 @@ class RunningBatch:
         that they fill."""
         self._write_behind.set_draining(True)
         for job in self._jobs:
-            if job.state == "running" and job.kind == "run":
+            if job.state == "running" and job.kept_in_store:
                 for filled in self._engine.full_chunks(job.request.id):
                     self._put_filled(filled, job)
         self._write_behind.watch_puts()

@@ -18,9 +18,9 @@ CANDIDATE_BYTES = 250
 
 
 def size_of(delta: Delta) -> int:
-    """Return about how many bytes of memory a delta of one token takes."""
+    """Return about how many bytes of memory a delta of one token, or with a vector, takes."""
     if not delta.logprobs and not delta.prompt_logprobs:
-        return DELTA_BYTES
+        return DELTA_BYTES + len(delta.vector)
     candidates = 0
     for position in (*delta.logprobs, *delta.prompt_logprobs):
         candidates += 1 + len(position.top)

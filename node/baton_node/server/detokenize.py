@@ -55,8 +55,8 @@ class ChoiceText:
             )
 
     def push(self, token: TokenOut | Complete) -> Delta:
-        """Return the delta of the next token, or of the end of a choice that has all its tokens.
-        Its `finish` is set if the choice ends with it."""
+        """Return the delta of the next token, or of the end of a choice without a new token. Its
+        `finish` is set if the choice ends with it."""
         ids: tuple[int, ...] = ()
         logprobs: tuple[PositionLogprobs, ...] = ()
         if isinstance(token, TokenOut):
@@ -72,7 +72,8 @@ class ChoiceText:
         if finish is not None or stopped is not None:
             finish, stop = self._end(token, stopped)
         place = (token.request, token.attempt, token.choice, token.offset)
-        return Delta(*place, ids, text, logprobs, finish, stop)
+        vector = token.vector if isinstance(token, Complete) else b""
+        return Delta(*place, ids, text, logprobs, finish, stop, vector=vector)
 
     def _text(self, detokenizer: Detokenizer, token: TokenOut | Complete) -> str:
         text = ""

@@ -86,6 +86,7 @@ class Identity:
             exact=info.exact,
             weights=info.weights,
             max_logprobs=info.max_logprobs,
+            pooling=info.pooling,
             **newest,
         )
 

@@ -19,6 +19,7 @@ from baton_protocol.policies import (
     KVCacheDType,
     MatmulPrecision,
     Quantization,
+    RunnerType,
     SpeculativeMethod,
 )
 
@@ -157,6 +158,17 @@ class EngineSpec(Record, frozen=True, kw_only=True):
             Meta(
                 description="K and V in the store: in 8 bits (--store-codec int8), or as computed"
                 " (none). Default: none. Nodes with different values exchange no KV."
+            ),
+        ]
+        | None
+    ) = None
+    runner: (
+        Annotated[
+            RunnerType,
+            Meta(
+                description="What nodes give, --runner. generate: tokens. pooling: the vector of a"
+                " text, or the scores of its classes. auto: as the model's folder says. Default:"
+                " auto."
             ),
         ]
         | None

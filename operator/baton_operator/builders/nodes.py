@@ -149,6 +149,7 @@ def _settings(pool: Pool, revision: str, folder: str) -> dict[str, str | int | N
         "kv-cache-dtype": engine.kv_cache_dtype,
         "batch-invariant": _switch(engine.batch_invariant),
         "store-codec": engine.store_codec,
+        "runner": engine.runner,
         "block-size": engine.block_size,
         "chunk-blocks": engine.chunk_blocks,
         "max-model-len": engine.max_model_len,

@@ -428,6 +428,7 @@ def test_each_setting_of_a_sim_that_affects_kv_is_in_its_fingerprint() -> None:
         "speculative_config": '{"method": "ngram"}',
         "scheduling": SchedulingOptions(enable_prefix_caching=False),
         "log_steps": "text",
+        "runner": "pooling",
     }
     for name in (each.name for each in fields(SimSettings)):
         value = others.get(name) or getattr(base, name) * 2 + 1

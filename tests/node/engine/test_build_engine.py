@@ -72,6 +72,7 @@ def test_the_torch_engine_gets_every_engine_setting_of_the_node() -> None:
         "speculative_config": '{"method": "suffix"}',
         "overcommit": True,
         "log_steps": "json",
+        "runner": "pooling",
         "verify_weights": True,
         "model_impl": "baton",
         "performance_mode": "throughput",

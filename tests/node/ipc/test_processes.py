@@ -18,6 +18,7 @@ import pytest_asyncio
 from prometheus_client.parser import text_string_to_metric_families
 
 from baton_engine.config.engine_config import SimConfig
+from baton_engine.vectors import numbers_of
 from baton_kvstore.embedded.servers import EmbeddedStore
 from baton_kvstore.index.registry import Registry
 from baton_node.settings import NodeSettings
@@ -38,6 +39,7 @@ from baton_protocol.link import (
 )
 from baton_protocol.store import NodeReport, Role
 from baton_text.tokenizer import Tokenizer
+from tests.support.engines.pooling import pooling_request
 from tests.support.nodes.processes import (
     LinkClient,
     NodeProcess,
@@ -116,6 +118,24 @@ async def get(node: NodeProcess, path: str) -> tuple[int, bytes]:
 
 def text_of(client: LinkClient, name: str, choice: int = 0) -> str:
     return "".join(delta.text for delta in client.of(name) if delta.choice == choice)
+
+
+async def test_a_node_of_a_pooling_model_says_so_and_answers_with_one_vector(
+    shared_nodes: SharedNodes,
+) -> None:
+    node = await shared_nodes.node("pooling", lambda: settings(None, runner="pooling"))
+    request = pooling_request("pooled", PROMPT, dimensions=8)
+    async with linked(node) as link:
+        assert link.hello.report.pooling == "embed"
+        await link.send(RunJob(request))
+        [delta] = await link.finished("pooled")
+        assert (delta.finish, delta.ids, delta.text) == ("stop", (), "")
+        assert delta.stats is not None
+        assert delta.stats.prompt_tokens == len(PROMPT)
+        assert len(numbers_of(delta.vector)) == 8
+    async with linked(node) as again:  # the router missed the answer, and sends its job again
+        await again.send(RunJob(request))
+        assert [each.vector for each in await again.finished("pooled")] == [delta.vector]
 
 
 async def test_a_hand_off_between_nodes_has_the_tokens_of_a_single_node(

@@ -71,6 +71,10 @@ class BridgeModel:
         self._hidden_1SD = None
         return logits_SV.float()
 
+    def answers(self, hidden_SD: torch.Tensor) -> torch.Tensor:
+        """The hidden states, float32 [S, D]: the backbone has normalised them."""
+        return hidden_SD.float()
+
     @torch.inference_mode()
     def expected(self, tokens: Sequence[int]) -> list[float]:
         """The log-probability of each token after those before it, without that of the first, as

@@ -1,0 +1,178 @@
+"""Requests of pooling models in the offline API, and what their callers get, with vLLM's names.
+
+In: prompts and PoolingParams. Out: a PooledRequest while it runs; then one record per prompt, with
+its vector, the probabilities of its classes, or a score.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Generic, TypeVar
+
+import msgspec
+
+from baton_engine.offline.model_text import ModelText, needed
+from baton_engine.offline.prompts import GivenPrompt, Prompt
+from baton_engine.vectors import numbers_of
+from baton_protocol.errors import BatonError, InvalidRequest
+from baton_protocol.ids import RequestId
+from baton_protocol.pooling import Pooling, PoolingParams
+from baton_protocol.request import Request
+from baton_protocol.sampling import SamplingParams
+
+if TYPE_CHECKING:
+    import torch
+
+# What a model has to answer with, and the methods of LLM that ask for it.
+METHODS = {"embed": "embed() and score()", "classify": "classify() and score()"}
+
+
+@dataclass(frozen=True, slots=True)
+class PoolingOutput:
+    """`data` is float32 [N]: the vector, or the scores of the classes."""
+
+    data: torch.Tensor
+
+
+@dataclass(frozen=True, slots=True)
+class EmbeddingOutput:
+    embedding: list[float]
+
+    @property
+    def hidden_size(self) -> int:
+        return len(self.embedding)
+
+
+@dataclass(frozen=True, slots=True)
+class ClassificationOutput:
+    """`probs` are scores instead if the parameters say `activate=False`."""
+
+    probs: list[float]
+
+    @property
+    def num_classes(self) -> int:
+        return len(self.probs)
+
+
+@dataclass(frozen=True, slots=True)
+class ScoringOutput:
+    """How well two texts belong together: the cosine of their vectors, from -1 to 1, or what a
+    model with one class says, as a probability."""
+
+    score: float
+
+
+Item = TypeVar("Item")
+Other = TypeVar("Other")
+Output = TypeVar("Output", PoolingOutput, EmbeddingOutput, ClassificationOutput, ScoringOutput)
+
+
+@dataclass(frozen=True, slots=True)
+class PoolingRequestOutput(Generic[Output]):
+    """The answer to one prompt. `num_cached_tokens` is how many of its tokens came from the prefix
+    cache."""
+
+    request_id: str
+    outputs: Output
+    prompt_token_ids: list[int]
+    num_cached_tokens: int = 0
+    finished: bool = True
+
+
+EmbeddingRequestOutput = PoolingRequestOutput[EmbeddingOutput]
+ClassificationRequestOutput = PoolingRequestOutput[ClassificationOutput]
+ScoringRequestOutput = PoolingRequestOutput[ScoringOutput]
+
+
+@dataclass(slots=True)
+class PooledRequest:
+    """One request. It has ended when it has a `vector` or an `error`."""
+
+    request: Request
+    cached_tokens: int = 0
+    vector: bytes = b""
+    error: BatonError | None = None
+
+    @property
+    def numbers(self) -> list[float]:
+        return numbers_of(self.vector)
+
+    def output(self, make: Callable[[list[float]], Output]) -> PoolingRequestOutput[Output]:
+        return PoolingRequestOutput(
+            request_id=self.request.id,
+            outputs=make(self.numbers),
+            prompt_token_ids=list(self.request.prompt_ids),
+            num_cached_tokens=self.cached_tokens,
+        )
+
+
+def pooled_request(
+    id: str, prompt: Prompt, params: PoolingParams, text: ModelText | None, *, priority: int = 0
+) -> PooledRequest:
+    """A request for the vector of a prompt. A text gets the tokens that its tokenizer adds, such as
+    the EOS of Qwen3-Embedding. Raises InvalidRequest, and ModelError if the model has no text and
+    needs one."""
+    given = GivenPrompt.of(prompt)
+    ids = given.ids
+    if ids is None:
+        tokenizer = needed(text, "a prompt of text").tokenizer
+        ids = tuple(tokenizer.encode(given.text or ""))
+    request = Request(
+        id=RequestId(id),
+        attempt=0,
+        prompt_ids=ids,
+        params=SamplingParams(detokenize=False),
+        outputs=((),),
+        salt=given.salt,
+        priority=priority,
+        pooling=_checked(params),
+    )
+    return PooledRequest(request)
+
+
+def check_answers(has: Pooling, wanted: Pooling, method: str) -> None:
+    """Raise InvalidRequest unless the model answers with what a method of LLM needs."""
+    if has == wanted:
+        return
+    if not has:
+        raise InvalidRequest(
+            f'{method} needs a pooling model, and this one generates tokens: use LLM(..., runner="'
+            'pooling"), or generate()',
+            param="model",
+        )
+    raise InvalidRequest(f"{method} is not for this model: use {METHODS[has]}", param="model")
+
+
+def paired(first: Sequence[Item], second: Sequence[Other]) -> list[tuple[Item, Other]]:
+    """Each of `second` with its own of `first`, or with the only one. Raises InvalidRequest."""
+    if len(first) == 1:
+        return [(first[0], other) for other in second]
+    if len(first) != len(second):
+        raise InvalidRequest(
+            f"score() has {len(first)} first and {len(second)} second texts; give one first text,"
+            " or as many as second ones"
+        )
+    return list(zip(first, second, strict=True))
+
+
+def cosine(one: PooledRequest, other: PooledRequest) -> ScoringRequestOutput:
+    """The score of two texts by their vectors."""
+    first, second = one.numbers, other.numbers
+    length = math.hypot(*first) * math.hypot(*second)
+    product = sum(a * b for a, b in zip(first, second, strict=True))
+    return PoolingRequestOutput(
+        request_id=f"{one.request.id}_{other.request.id}",
+        outputs=ScoringOutput(product / length if length else 0.0),
+        prompt_token_ids=[*one.request.prompt_ids, *other.request.prompt_ids],
+        num_cached_tokens=one.cached_tokens + other.cached_tokens,
+    )
+
+
+def _checked(params: PoolingParams) -> PoolingParams:
+    """Raises InvalidRequest for a value of another type or out of range."""
+    try:
+        return msgspec.convert(msgspec.structs.asdict(params), PoolingParams)
+    except msgspec.ValidationError as error:
+        raise InvalidRequest(f"pooling parameters: {error}") from None
