@@ -177,16 +177,20 @@ class Vllm:
 
     def run(self, work: Workload, *, keep_cache: bool = False) -> tuple[float, Ids]:
         """With `keep_cache`, a pass begins with the prefix cache of the one before."""
-        assert self._process.stdin is not None
         order = {
             "prompts": work.prompts,
             "new_tokens": work.new_tokens,
             "keep_cache": keep_cache,
         }
+        answer = self.ask(order)
+        return float(answer["seconds"]), answer["ids"]
+
+    def ask(self, order: Mapping[str, Any]) -> dict[str, Any]:
+        """The worker's answer to one line."""
+        assert self._process.stdin is not None
         self._process.stdin.write(json.dumps(order) + "\n")
         self._process.stdin.flush()
-        answer = self._answer()
-        return float(answer["seconds"]), answer["ids"]
+        return self._answer()
 
     def _answer(self) -> dict[str, Any]:
         assert self._process.stdout is not None

@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Generic, TypeVar
+from typing import Any, Generic, TypeVar
 
 import msgspec
 
@@ -22,18 +22,16 @@ from baton_protocol.pooling import Pooling, PoolingParams
 from baton_protocol.request import Request
 from baton_protocol.sampling import SamplingParams
 
-if TYPE_CHECKING:
-    import torch
-
 # What a model has to answer with, and the methods of LLM that ask for it.
 METHODS = {"embed": "embed() and score()", "classify": "classify() and score()"}
 
 
 @dataclass(frozen=True, slots=True)
 class PoolingOutput:
-    """`data` is float32 [N]: the vector, or the scores of the classes."""
+    """`data` is a torch tensor, float32 [N]: the vector, or the probabilities or scores of classes.
+    No type says so, as this module is used where there is no torch."""
 
-    data: torch.Tensor
+    data: Any
 
 
 @dataclass(frozen=True, slots=True)

@@ -18,7 +18,7 @@ async def pooled_ids(
     prompt: Prompt, serving: Serving, truncation: Truncation | None, field: str
 ) -> Sequence[int]:
     """Raise TextTooLong, PromptTooLong, InvalidRequest. `field` is the prompt's name in errors."""
-    most = most_pooled_tokens(serving)
+    most = serving.max_model_len
     asked = None if truncation is None or truncation.tokens is None else truncation.tokens
     if asked is not None and asked < most:
         most = asked
@@ -40,11 +40,6 @@ async def pooled_ids(
     first = await _encoded(prompt.text, room, None, serving, field)
     second = await _encoded(prompt.pair, room - len(first), truncation, serving, field)
     return [*before, *first, *between, *second, *after]
-
-
-def most_pooled_tokens(serving: Serving) -> int:
-    """How many tokens a prompt may have."""
-    return serving.max_model_len - 1
 
 
 def _special_tokens(
@@ -81,14 +76,13 @@ def _kept(
     if len(ids) <= most:
         return ids
     if truncation is None:
-        limit = most_pooled_tokens(serving)
-        raise _too_long(serving, f"has more than {limit}", field)
+        raise _too_long(serving, f"has more than {serving.max_model_len}", field)
     return ids[len(ids) - max(0, most) :] if truncation.keeps_last else ids[: max(0, most)]
 
 
 def _too_long(serving: Serving, reason: str, field: str) -> PromptTooLong:
     return PromptTooLong(
-        f"a prompt of this model may have {most_pooled_tokens(serving)} tokens, but this one "
-        f"{reason}. Shorten {field}, or set truncate_prompt_tokens",
+        f"a text for this model may have {serving.max_model_len} tokens, but this one {reason}."
+        f" Shorten {field}, or set truncate_prompt_tokens",
         param=field,
     )

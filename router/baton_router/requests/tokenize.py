@@ -32,7 +32,7 @@ from baton_router.openai.call import Call, Prompt, TextPrompt, Truncation
 from baton_router.openai.sampling import check_scores, complete, with_counts
 from baton_router.openai.structured_output import RequestedGrammar
 from baton_router.requests.long_work import in_thread_if_long
-from baton_router.requests.pooled_prompt import most_pooled_tokens, pooled_ids
+from baton_router.requests.pooled_prompt import pooled_ids
 from baton_router.requests.prepared import Prepared
 from baton_router.requests.served_task import pooling_of
 from baton_text.grammars.errors import GrammarError
@@ -146,10 +146,11 @@ def _check_sequences(prompts: int, n: int, limit: int | None, field: str) -> Non
 def fits_serving(item: Prepared, serving: Serving) -> bool:
     """Whether `serving` can run the same ids instead of the request's own kind."""
     request = item.request
-    params, tokens = request.params, len(request.prompt_ids)
-    room = serving.max_model_len - tokens
+    params = request.params
+    room = serving.max_model_len - len(request.prompt_ids)
     needed = max(1, params.min_tokens) if item.fills else params.max_tokens
-    fits = room >= needed if request.pooling is None else tokens <= most_pooled_tokens(serving)
+    if request.pooling is not None:
+        needed = 0
     ids = chain(
         request.prompt_ids,
         params.stop_token_ids,
@@ -160,7 +161,7 @@ def fits_serving(item: Prepared, serving: Serving) -> bool:
     return (
         item.kind.tokenizer == serving.kind.tokenizer
         and item.kind.pooling == serving.kind.pooling
-        and fits
+        and room >= needed
         and max(ids) < serving.vocab_size
     )
 

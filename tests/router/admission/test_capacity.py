@@ -153,3 +153,9 @@ def test_a_slow_node_takes_at_least_one_prompt() -> None:
     slow: dict[str, Any] = {"speeds": Speeds(prefill_tokens_per_s=0.1)}
     assert has_room([node(**slow)], RULE, AdmittedLoad(), LONG)
     assert not has_room([node(tokens=1, **slow)], RULE, AdmittedLoad(), LONG)
+
+
+def test_a_node_of_any_role_has_room_for_a_vector() -> None:
+    full, free = node(sequences=4, pooling="embed"), node("prefill", pooling="embed")
+    assert has_room([full, free], RULE, AdmittedLoad(), LONG)
+    assert not has_room([full, node("prefill", sequences=4)], RULE, AdmittedLoad(), LONG)

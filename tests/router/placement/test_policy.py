@@ -387,3 +387,14 @@ def test_a_longer_queue_never_makes_a_node_cheaper(
     first = filled(nodes)[0]
     longer = replace(first, queued_tokens=first.queued_tokens + more)
     assert pair_ms(facts, longer, first) > pair_ms(facts, first, first)
+
+
+@pytest.mark.parametrize("missing_role", ["aggregate", "queue", "fail"])
+def test_a_vector_is_made_on_the_cheapest_node_whatever_its_role(missing_role: Any) -> None:
+    facts = prompt(400, pooling=True)
+    idle, busy = node("p", "prefill"), node("d", "decode", queued_tokens=1000)
+    for nodes in ([idle, busy], [idle]):
+        placement = chosen(facts, nodes, missing_role=missing_role, handoff="always")
+        assert (placement.decode, placement.prefill) == ("p", None)
+        assert (placement.reason, placement.uncached) == ("pooling", 400)
+    assert missing(facts, [], missing_role=missing_role).role == "decode"

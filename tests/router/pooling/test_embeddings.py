@@ -184,7 +184,7 @@ async def test_each_call_reaches_the_nodes_of_a_pool_that_can_answer_it(
         ({"input": ""}, "input", "invalid_value"),
         ({"input": [[]]}, "input", "invalid_value"),
         ({"input": [999]}, "input", "invalid_value"),
-        ({"input": "x" * 256}, "input", "context_length_exceeded"),
+        ({"input": "x" * 257}, "input", "context_length_exceeded"),
         ({"input": ["x"] * 65}, "input", "too_many_sequences"),
         (
             {"input": "x", "truncate_prompt_tokens": 0},
@@ -247,7 +247,7 @@ async def test_what_fits_is_kept_and_no_text_is_refused_for_the_tokens_around_it
     embedding: FakeNode,
 ) -> None:
     embedding.serve_artifacts(enclosed_artifacts())
-    embedding.report = msgspec.structs.replace(embedding.report, max_model_len=9)
+    embedding.report = msgspec.structs.replace(embedding.report, max_model_len=8)
     async with pools.running(embedding) as client:
         vectors(await client.post(EMBEDDINGS, {"input": "abcdef"}))
         assert (await client.post(EMBEDDINGS, {"input": "abcdefg"}))[0] == 400
