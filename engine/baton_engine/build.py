@@ -213,8 +213,10 @@ class TorchResources:
         config = config.limited_to(settings.max_model_len)
         head = plan_head(settings, config)
         was = self.plan
-        asked = layout_of(settings, config), config.canonical(), config.quantization
-        if asked != (was.layout, was.config.canonical(), was.config.quantization):
+        answers = config.pooling, config.classes
+        asked = layout_of(settings, config), config.canonical(), config.quantization, answers
+        had = was.config.canonical(), was.config.quantization
+        if asked != (was.layout, *had, (was.config.pooling, was.config.classes)):
             raise SettingsError(
                 f"{settings.model} is no version of the model that runs: its config asks for other"
                 " layers, sizes or formats; start an engine with it instead"

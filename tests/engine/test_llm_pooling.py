@@ -15,6 +15,7 @@ from baton_engine.errors import SettingsError
 from baton_engine.offline.arguments import EngineArgs
 from baton_protocol.errors import InvalidRequest, PromptTooLong
 from tests.support.engines.pooling_models import EOS, classifier, embedding_model
+from tests.support.engines.tiny_models import with_other_weights
 
 TEXTS = ["the prefill node", "every chunk of the cache has a name", "always"]
 
@@ -127,6 +128,17 @@ def test_one_prompt_that_is_too_long_leaves_no_other_in_the_engine(llms: dict[st
         llm.embed([[1], [1] * 1025])
     assert not llm.llm_engine.has_unfinished_requests()
     llm.engine.check_integrity()
+
+
+def test_other_weights_are_of_a_model_with_the_same_answers(
+    llms: dict[str, LLM], tiny_model: Callable[[str], Path], tmp_path: Path
+) -> None:
+    llm, source = llms["embed"], tiny_model("qwen3-gqa2")
+    before = llm.embed([1, 2])[0].outputs
+    with pytest.raises(SettingsError, match="no version of the model"):
+        llm.update_weights(classifier(source, tmp_path / "classes", 3))
+    llm.update_weights(embedding_model(with_other_weights(source), tmp_path / "other"))
+    assert llm.embed([1, 2])[0].outputs != before
 
 
 def test_runner_is_an_option_and_vllm_s_other_names_say_so() -> None:

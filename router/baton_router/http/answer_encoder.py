@@ -20,7 +20,7 @@ from baton_router.requests.long_work import LONG_PROMPT, in_thread_if_long
 from baton_router.requests.output_queue import Batch
 from baton_router.requests.prepared import Prepared
 
-LONG_VECTORS = 1 << 18  # bytes; to write so many numbers takes some milliseconds
+LONG_VECTORS = 1 << 18  # bytes; writing their numbers takes some milliseconds
 
 
 class AnswerEncoder:

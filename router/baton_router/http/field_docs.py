@@ -200,7 +200,7 @@ def _plural(items: Json) -> str:
         case {"type": "array"}:
             return "lists of ids"
         case {"anyOf": forms}:
-            return " or ".join(map(_plural, forms))
+            return " or ".join(dict.fromkeys(map(_plural, forms)))
     return "objects"
 
 

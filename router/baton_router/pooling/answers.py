@@ -10,6 +10,8 @@ from msgspec import UNSET, UnsetType
 
 from baton_router.openai.answers import Closed, CommonFields, Usage
 
+ENCODER = msgspec.json.Encoder()
+
 
 class Embedding(Closed):
     """The vector of one text: numbers, or base64 of float32 in little-endian order."""
@@ -54,6 +56,3 @@ class Ranking(CommonFields):
 
     results: list[RankedDocument]
     usage: Usage
-
-
-ENCODER = msgspec.json.Encoder()

@@ -17,6 +17,7 @@ from baton_protocol.pooling import PoolingParams
 from baton_router.nodes.pool_model import PoolModel
 from baton_router.openai.call import Prompt, Tasks, TextPrompt
 from baton_router.openai.choice_output import ChoiceOutput
+from baton_router.openai.conversation import MESSAGE_CHARS
 from baton_router.pooling.call import PoolingCall
 from baton_router.pooling.vectors import cosine, vector_of
 
@@ -36,6 +37,11 @@ class PairsCall(PoolingCall):
     first: list[str]
     second: list[str]
     pairs: int
+
+    @property
+    def rendered(self) -> int:
+        first = sum(map(len, self.first)) * (self.pairs if len(self.first) == 1 else 1)
+        return first + sum(map(len, self.second)) + len(_ROLES) * MESSAGE_CHARS * self.pairs
 
     def forget_prompts(self) -> None:
         self.first.clear()
@@ -63,7 +69,7 @@ class PairsCall(PoolingCall):
 
 def _rendered(pair: tuple[str, str], model: PoolModel) -> str:
     messages = [{"role": role, "content": text} for role, text in zip(_ROLES, pair, strict=True)]
-    return model.template.render(messages, add_generation_prompt=True)
+    return model.template.render(messages, add_generation_prompt=False)
 
 
 def _only(scores: list[float]) -> float:

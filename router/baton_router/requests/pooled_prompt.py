@@ -38,6 +38,9 @@ async def pooled_ids(
         text = await _encoded(prompt.text, room, truncation, serving, field)
         return [*before, *text, *after]
     first = await _encoded(prompt.text, room, None, serving, field)
+    if truncation is not None and len(first) == room:
+        reason = f"leaves none of {most} for the text beside it"
+        raise _too_long(serving, reason, field)
     second = await _encoded(prompt.pair, room - len(first), truncation, serving, field)
     return [*before, *first, *between, *second, *after]
 

@@ -213,7 +213,10 @@ async def _render_prompts(call: Call, serving: Serving) -> list[Prompt]:
     """Render a long conversation in a thread, because rendering holds the interpreter lock for tens
     of milliseconds per 16 MB. Refuse one that is certainly too long before rendering it."""
     longest = serving.model.tokenizer.longest_token
-    if call.rendered > LEFT_OUT * (serving.max_model_len - 1) * longest:
+    if (
+        not serving.kind.pooling
+        and call.rendered > LEFT_OUT * (serving.max_model_len - 1) * longest
+    ):
         reason = (
             f"has messages of {call.rendered} characters, at {longest} characters per token at most"
         )

@@ -91,7 +91,7 @@ async def test_a_model_that_embeds_scores_by_cosines(
             {"truncate_prompt_tokens": 8, "truncation_side": "left"},
             [b"<one|wo>", b"<one|ee>"],
         ),
-        (PAIR_TEMPLATE, {}, [b"<QoneDtwo?>", b"<QoneDthree?>"]),
+        (PAIR_TEMPLATE, {}, [b"<QoneDtwo>", b"<QoneDthree>"]),
     ],
 )
 async def test_a_classifier_gets_each_pair_as_one_prompt(
@@ -110,10 +110,13 @@ async def test_a_classifier_gets_each_pair_as_one_prompt(
         assert [item["score"] for item in raw["data"]] == pytest.approx([-each for each in shares])
 
 
-async def test_a_first_text_that_leaves_no_room_is_refused(classifier: FakeNode) -> None:
+@pytest.mark.parametrize("first", ["a long text", "abcde"])
+async def test_a_first_text_that_leaves_no_room_is_refused(
+    classifier: FakeNode, first: str
+) -> None:
     classifier.serve_artifacts(enclosed_artifacts())
     async with pools.running(classifier) as client:
-        body = {"text_1": "a long text", "text_2": "b", "truncate_prompt_tokens": 8}
+        body = {"text_1": first, "text_2": "b", "truncate_prompt_tokens": 8}
         status, answer, _ = await client.post("/score", body)
         assert (status, answer["error"]["code"]) == (400, "context_length_exceeded")
 
