@@ -83,6 +83,15 @@ async def test_parameters_reach_the_node_and_base64_has_the_same_numbers(
         )
 
 
+async def test_a_conversation_is_embedded_by_its_ids(embedding: FakeNode) -> None:
+    async with pools.running(embedding) as client:
+        messages = [{"role": "user", "content": "Hi"}]
+        status, tokenized, _ = await client.post("/tokenize", {"messages": messages})
+        assert status == 200
+        ids = tokenized["tokens"]
+        assert vectors(await client.post(EMBEDDINGS, {"input": ids})) == [expected(ids)]
+
+
 async def test_vectors_are_in_the_order_of_the_texts_whichever_node_is_first(
     embedding: FakeNode, second: FakeNode
 ) -> None:
