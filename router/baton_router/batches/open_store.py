@@ -17,6 +17,6 @@ def open_store(where: str) -> ObjectStore:
         from baton_router.batches.bucket_store import BucketStore
     except ImportError:
         raise StartError(
-            f"--file-store {where}: buckets need a library: pip install 'baton-serve[s3]'"
+            f"--file-store {where}: buckets need obstore: pip install '.[s3]' in the checkout"
         ) from None
     return BucketStore(where)

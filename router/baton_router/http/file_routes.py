@@ -74,7 +74,7 @@ class FileFields(FieldTable, route=FILES_PATH):
 
     file = required(
         ValueKind(_read_bytes, {"type": "string", "format": "binary"}),
-        "the bytes; a batch's input is JSON lines ([below](#input))",
+        "the bytes; a batch's input is JSON lines ([below](batches.md#input))",
     )
     purpose = required(choice("batch"), "what the file is for")
     expires_after = optional(

@@ -344,11 +344,12 @@ INCLUDE = ValueKind(
 class PromptFields(SamplingFields):
     """The fields that make a response's prompt."""
 
-    input = required(INPUT, "a text, or the items of the conversation ([below](#items))")
+    input = required(INPUT, "a text, or the items of the conversation ([below](responses.md#items))")
     instructions = optional(text(), "a system message before the conversation; not kept for later")
     previous_response_id = optional(
         text(MAX_ID),
-        "the response that this one continues; it must have been kept ([below](#kept-responses))",
+        "the response that this one continues; it must have been kept"
+        " ([below](responses.md#kept-responses))",
     )
     tools = optional(TOOLS, "functions that the model may call ([tools](tools.md))")
     tool_choice = optional(
@@ -413,7 +414,7 @@ class ResponseFields(PromptFields, route="/v1/responses"):
         f"`{LOGPROBS}`: logprobs of the text; `{ENCRYPTED}`: reasoning in a form for the next"
         " request",
     )
-    store = flag(False, "keep the response ([below](#kept-responses))")
+    store = flag(False, "keep the response ([below](responses.md#kept-responses))")
     background = flag(False, "answer at once, and go on; only with `store`, not with `stream`")
     metadata = optional(METADATA, "repeated in the answer")
     stream_options = optional(
