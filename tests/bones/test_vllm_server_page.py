@@ -13,7 +13,7 @@ import pytest
 from baton_cli.main import COMMANDS
 from baton_cli.options.flag import flags_of
 from baton_node.server.admin import AdminRoutes
-from baton_router.http.openapi import OPERATIONS
+from baton_router.http.openapi_operations import OPERATIONS
 
 PAGE = Path(__file__).resolve().parents[2] / "docs" / "coming-from-vllm-server.md"
 ROUTE = re.compile(r"`((?:GET|POST|DELETE) /[^`]*)`")

@@ -344,7 +344,9 @@ INCLUDE = ValueKind(
 class PromptFields(SamplingFields):
     """The fields that make a response's prompt."""
 
-    input = required(INPUT, "a text, or the items of the conversation ([below](responses.md#items))")
+    input = required(
+        INPUT, "a text, or the items of the conversation ([below](responses.md#items))"
+    )
     instructions = optional(text(), "a system message before the conversation; not kept for later")
     previous_response_id = optional(
         text(MAX_ID),

@@ -10,7 +10,8 @@ import jsonschema_rs
 import pytest
 
 from baton_router.http.app import build_app
-from baton_router.http.openapi import OPERATIONS, document
+from baton_router.http.openapi import document
+from baton_router.http.openapi_operations import OPERATIONS
 from tests.support.nodes.fake_node import FakeNode
 
 

@@ -14,7 +14,7 @@ from typing import Any
 import jsonschema_rs
 import pytest
 
-from baton_router.http.openapi import OPERATIONS
+from baton_router.http.openapi_operations import OPERATIONS
 from tests.support.clients.http import events, exchange, text_of
 from tests.support.pools.leaks import settle
 from tests.support.pools.processes import SIM, Cluster
