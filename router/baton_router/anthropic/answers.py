@@ -43,7 +43,7 @@ Input = Annotated[msgspec.Raw, Meta(extra_json_schema={"type": "object"})]
 NO_INPUT = msgspec.Raw(b"{}")
 
 
-class OutputTokensDetails(Closed):
+class ThinkingTokensDetails(Closed):
     thinking_tokens: int
 
 
@@ -56,7 +56,7 @@ class MessageUsage(Closed):
     output_tokens: int
     cache_read_input_tokens: int = 0
     cache_creation_input_tokens: int = 0
-    output_tokens_details: OutputTokensDetails | UnsetType = UNSET
+    output_tokens_details: ThinkingTokensDetails | UnsetType = UNSET
 
     @classmethod
     def of(cls, usage: Usage) -> MessageUsage:
@@ -68,7 +68,7 @@ class MessageUsage(Closed):
             output_tokens_details=(
                 UNSET
                 if reasoning is UNSET
-                else OutputTokensDetails(thinking_tokens=reasoning.reasoning_tokens)
+                else ThinkingTokensDetails(thinking_tokens=reasoning.reasoning_tokens)
             ),
         )
 

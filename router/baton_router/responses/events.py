@@ -70,7 +70,7 @@ class PartDone(_InPart, tag_field="type", tag="response.content_part.done"):
     part: Part
 
 
-class TextDelta(_InPart, tag_field="type", tag="response.output_text.delta"):
+class OutputTextDelta(_InPart, tag_field="type", tag="response.output_text.delta"):
     delta: str
     logprobs: list[ChatPosition]
 
@@ -115,7 +115,7 @@ ResponseEvent = (
     | ItemDone
     | PartAdded
     | PartDone
-    | TextDelta
+    | OutputTextDelta
     | TextDone
     | ReasoningDelta
     | ReasoningDone
@@ -130,7 +130,7 @@ def event_bytes(event: ResponseEvent) -> bytes:
     return b"event: %b\ndata: %b\n\n" % (_NAMES[type(event)], one_line(event))
 
 
-def text_event_bytes(event: TextDelta) -> bytes:
+def text_event_bytes(event: OutputTextDelta) -> bytes:
     """The same for the event that most streams consist of."""
     return b"event: response.output_text.delta\ndata: %b\n\n" % one_line(event)
 

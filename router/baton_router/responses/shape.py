@@ -26,6 +26,7 @@ from baton_router.responses.events import (
     ArgumentsDone,
     ItemAdded,
     ItemDone,
+    OutputTextDelta,
     PartAdded,
     PartDone,
     ReasoningDelta,
@@ -36,7 +37,6 @@ from baton_router.responses.events import (
     ResponseFailed,
     ResponseIncomplete,
     ResponseInProgress,
-    TextDelta,
     TextDone,
     event_bytes,
     text_event_bytes,
@@ -88,7 +88,7 @@ class ResponseShape:
         self._begun = False
         self._flows = False  # all that follows before the end is text of the open message
         # Reused for every event, since most of its fields stay the same.
-        self._text_delta = TextDelta(
+        self._text_delta = OutputTextDelta(
             sequence_number=0,
             item_id="",
             output_index=0,

@@ -33,7 +33,7 @@ from baton_text.tokenizer import Tokenizer
 PREFIX = "generative-scoring-"
 
 
-class Score(Closed):
+class LabelScore(Closed):
     index: int
     object: Literal["score"]
     score: float
@@ -44,7 +44,7 @@ class LabelScores(Closed):
     object: Literal["list"]
     created: int
     model: str
-    data: list[Score]
+    data: list[LabelScore]
     usage: Usage
 
 
@@ -163,7 +163,7 @@ class ScoringShape:
             created=common.created,
             model=common.model,
             data=[
-                Score(
+                LabelScore(
                     index=index,
                     object="score",
                     score=score(choice.logprobs[0], among_labels=self._fields.apply_softmax),
