@@ -25,7 +25,7 @@ NODE = (*SIM, "--sim-decode-ms=4", "--max-num-seqs=8")
 @pytest.fixture
 def pool(tmp_path: Path) -> Iterator[Cluster]:
     with Cluster(1, 1, flags=NODE, router_flags=[f"--file-store={tmp_path}"], routers=2) as pool:
-        pool.wait(lambda: exchange(pool.routers[1].url, "/ready?all=1").status == 200, "be ready")
+        pool.wait(lambda: is_ready(pool.routers[1].url), "be ready")
         yield pool
 
 

@@ -152,17 +152,12 @@ class TorchRunner:
 
     def _answer(self, hidden_TD: torch.Tensor, step: StepInput) -> Answers | None:
         """A pooling model's answers to the rows that end with their request's last token."""
-        pooling = self._model.config.pooling
-        asks = {
-            line: row.pooling
-            for line, row in enumerate(step.rows if pooling else ())
-            if row.pooling is not None
-        }
+        asks = {line: row.pooling for line, row in enumerate(step.rows) if row.pooling is not None}
         if not asks:
             return None
         last_P = step.arrays.query_starts_R1[1:][list(asks)] - 1
         numbers = self._model.answers(hidden_TD[stage(last_P.astype(np.int64), self._device)])
-        return Answers(pooling, asks, numbers.to("cpu", non_blocking=True))
+        return Answers(self._model.config.pooling, asks, numbers.to("cpu", non_blocking=True))
 
     def _score_prompts(self, hidden_TD: torch.Tensor, step: StepInput) -> list[Logprobs]:
         """Prompt logprobs of the rows that ask for them, in parts of PROMPT_ROWS positions."""

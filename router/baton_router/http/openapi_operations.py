@@ -571,7 +571,7 @@ OPERATIONS = (
         description="Sends a stream that was requested with the header `x-baton-resume`, from any "
         "router of the pool: what follows the event in `Last-Event-ID`, or all of it.",
         answers={200: str},
-        errors=GENERATION,
+        errors=(*KEYED, NotFound, Unavailable),
     ),
     OpenAPIOperation(
         method="POST",

@@ -73,7 +73,7 @@ async def test_every_route_below_v1_requires_a_key(
     }
 
 
-@pytest.mark.parametrize("headers", [{}, pools.bearer("sk-unknown"), {"x-api-key": ACME}])
+@pytest.mark.parametrize("headers", [{}, pools.bearer("sk-unknown"), {"x-api-key": "sk-unknown"}])
 async def test_a_request_without_a_known_key_reaches_no_node(
     decode: FakeNode,
     tenant_settings: dict[str, Any],

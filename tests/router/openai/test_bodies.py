@@ -325,7 +325,7 @@ async def test_a_conversation_that_cannot_fit_the_context_is_refused_before_it_i
         status, body, _ = await client.post("/v1/chat/completions", {"messages": [message]})
         assert (status, body["error"]["code"]) == (400, "context_length_exceeded")
         assert body["error"]["param"] == "messages"
-        assert "has messages of" in body["error"]["message"]
+        assert "is made of 56030 characters" in body["error"]["message"]
     await node.stop()
 
 

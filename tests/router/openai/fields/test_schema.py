@@ -269,6 +269,8 @@ def of_type(type_: str, schema: Mapping[str, Any]) -> st.SearchStrategy[Any]:
             highest = high if high is not None else 1e9
             return st.floats(lowest, highest) | st.integers(int(lowest), int(highest))
         case "string":
+            if "pattern" in schema:
+                return st.from_regex(schema["pattern"], fullmatch=True)
             return TEXT | st.just("x" * min(schema.get("maxLength", 9), 5000))
         case "array":
             shortest, longest = schema.get("minItems", 0), min(schema.get("maxItems", 4), 4)
