@@ -31,5 +31,5 @@ class RequestFailed(Exception):
 
 
 def error_record(error: BatonError | RequestFailed) -> ErrorRecord:
-    """What a client is told of the error."""
+    """The error as its client receives it."""
     return error.record() if isinstance(error, BatonError) else error.error

@@ -56,7 +56,7 @@ class RouterAddress:
 
     @property
     def shown(self) -> str:
-        """The address as people are told."""
+        """The address for people."""
         return f"unix:{self.uds}" if self.uds else self.url
 
     def connection(self, timeout_s: float) -> http.client.HTTPConnection:

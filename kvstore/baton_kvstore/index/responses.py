@@ -1,7 +1,7 @@
 """Answers that clients want to read or to continue later, kept on the index for a time.
 
 A response is a hash of a tenant's own key, so no tenant finds another's. A tenant's responses, and
-those of all, have at most so many bytes; the oldest go first. Sorted sets list them by the end of
+those of all, have a limit of bytes; the oldest go first. Sorted sets list them by the end of
 their time, and one hash holds their sizes and the sums: "TENANT:ID", "=TENANT" for a tenant, "*"
 for all. A key of its own says that a response is still being made: its router renews it, and others
 ask it by this key to cancel.

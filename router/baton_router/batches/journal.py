@@ -118,7 +118,7 @@ class Journal:
             expires_at=now + window_s,
             output_ttl_s=output_ttl_s,
         )
-        # The order first: a crash between the two leaves a batch that nobody was told of.
+        # The order first: a crash between the two leaves a batch that no client knows.
         await self._store.create(f"batches/{folder}/{order.id}/order", msgspec.json.encode(order))
         await self._store.create(f"queue/{order.id}", tenant.encode())
         return await self.describe(BatchState(order, None, None, None, None, None))

@@ -61,7 +61,7 @@ class InputGone(Exception):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BatchWorkshop:
-    """What every batch is run with. `now` returns Unix seconds. `ended` is told how one ended."""
+    """What every batch is run with. `now` returns Unix seconds. `ended` receives how one ended."""
 
     files: Files
     journal: Journal

@@ -55,7 +55,7 @@ class _Line:
 
 
 class BatchLines:
-    """The LineRunner of batches. `answered` is told whether a line succeeded."""
+    """The LineRunner of batches. `answered` receives whether a line succeeded."""
 
     def __init__(
         self,

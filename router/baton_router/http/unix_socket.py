@@ -13,7 +13,7 @@ import stat
 from contextlib import suppress
 
 MODE = 0o660
-PROBE_S = 1.0  # a listener that does not accept for so long still listens
+PROBE_S = 1.0  # a listener that does not accept for this long still listens
 
 
 class UnixSocket:

@@ -83,7 +83,7 @@ class ResumeWriter:
             self.live[id].take()
 
     async def keep_renewed(self) -> None:
-        """Renew the lifetimes of all streams for ever, and notice those that were taken."""
+        """Renew the lifetimes of all streams forever, and notice those that were taken."""
         while True:
             await asyncio.sleep(RENEW_S)
             for stream in list(self.live.values()):

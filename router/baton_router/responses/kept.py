@@ -23,7 +23,7 @@ from baton_router.responses.records import ID_PREFIX, Response, ResponseError, R
 T = TypeVar("T")
 UNFINISHED: Sequence[ResponseStatus] = ("queued", "in_progress")
 CONTINUABLE: Sequence[ResponseStatus] = ("completed", "incomplete")
-# A response in the background counts as failed after so many seconds without its router.
+# A response in the background counts as failed after this number of seconds without its router.
 LEASE_S = 15.0
 _RESPONSE, _INPUT = "response", "input"
 _ID = re.compile(rf"{ID_PREFIX}[0-9a-f]{{32}}")

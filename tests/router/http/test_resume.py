@@ -236,7 +236,7 @@ async def test_a_client_that_leaves_before_its_first_token_finds_its_stream_by_t
         await until_is(client.unfinished, 0)
 
 
-async def test_a_final_error_is_the_same_event_for_who_comes_back(
+async def test_a_final_error_is_the_same_event_for_a_client_that_comes_back(
     store: EmbeddedStore, decode: FakeNode
 ) -> None:
     decode.script.run = "fail"

@@ -105,7 +105,7 @@ CALL = [
 BEGIN = ["created", "in_progress"]
 CASES: dict[str, tuple[Json, str, FinishReason, list[str]]] = {
     "text": ({}, "Good morning.", "stop", [*MESSAGE, "completed"]),
-    "cut text": ({}, "Good mor", "length", [*MESSAGE, "incomplete"]),
+    "cut text": ({}, "Good m", "length", [*MESSAGE, "incomplete"]),
     "nothing": (
         {},
         "",
@@ -201,7 +201,7 @@ def test_the_items_of_an_answer_have_the_clients_values_and_ids_of_the_request()
 
 
 def test_an_answer_that_was_cut_says_so() -> None:
-    answer = whole(shape(reasons=False), "Good mor", "length")
+    answer = whole(shape(reasons=False), "Good m", "length")
     assert (answer["status"], answer["incomplete_details"]) == (
         "incomplete",
         {"reason": "max_output_tokens"},
@@ -211,13 +211,13 @@ def test_an_answer_that_was_cut_says_so() -> None:
 
 def test_a_failure_ends_the_open_item_and_the_response() -> None:
     written = shape(reasons=False)
-    data = written.event(0, delta("Good mor"))
+    data = written.event(0, delta("Good m"))
     error = ErrorRecord("all nodes are lost", "unavailable", status=503)
     shown = events(data + written.error_event(error))
     assert short(shown) == [*BEGIN, *MESSAGE, "failed"]
     response = shown[-1]["response"]
     assert response["error"] == {"code": "unavailable", "message": "all nodes are lost"}
-    assert [text_of(item) for item in response["output"]] == ["Good mor"]
+    assert [text_of(item) for item in response["output"]] == ["Good m"]
     assert (response["status"], response["output"][0]["status"]) == ("failed", "incomplete")
 
 
