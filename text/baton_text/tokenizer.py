@@ -116,7 +116,9 @@ class Tokenizer:
     def encode_pair(self, text: str, other: str) -> list[int]:
         """Encode two texts as one prompt, with the special tokens that tokenizer.json puts around
         a pair, as classifiers of pairs read them."""
-        return self.shared(self._backend.encode(text, other).ids)
+        before, between, after = self.around_pair
+        first, second = (self.encode(each, add_special_tokens=False) for each in (text, other))
+        return [*before, *first, *between, *second, *after]
 
     def encode_up_to(
         self, text: str, most: int, add_special_tokens: bool = True, part_size: int = PART

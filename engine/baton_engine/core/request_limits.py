@@ -18,7 +18,7 @@ from baton_protocol.sampling import ALL_LOGPROBS, check_message, logprobs_within
 
 # What a pooling model answers with, and the routes that ask for it.
 GIVES = {"embed": "vectors", "classify": "scores of classes"}
-ROUTES = {"embed": "/v1/embeddings", "classify": "/classify, /score or /rerank"}
+ROUTES = {"embed": "/v1/embeddings", "classify": "/score or /rerank"}
 
 
 class RequestLimits:
