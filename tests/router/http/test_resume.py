@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import aiohttp
+import anthropic
 import openai
 import pytest
 
@@ -258,11 +259,13 @@ async def test_a_client_that_leaves_before_its_first_token_finds_its_stream_by_t
         await until_is(client.unfinished, 0)
 
 
+@pytest.mark.parametrize("name", ["text", "a response", "a message", "ids"])
 async def test_a_final_error_is_the_same_event_for_a_client_that_comes_back(
-    store: EmbeddedStore, decode: FakeNode
+    store: EmbeddedStore, decode: FakeNode, name: str
 ) -> None:
+    path, fields, _ = BODIES[name]
     decode.script.run = "fail"
-    async with kept(store, decode) as (client, answer):
+    async with kept(store, decode, path, **fields) as (client, answer):
         data = await answer.read()
         assert b"the engine said no" in data
         last = EVENT.findall(data)[-1][0].decode()
@@ -459,3 +462,21 @@ async def test_openai_s_client_reads_a_kept_stream_with_pauses(
         )
         texts = [chunk.choices[0].delta.content or "" async for chunk in answer]
         assert "".join(texts) == REPLY[:12].decode(errors="ignore")
+
+
+async def test_anthropic_s_client_reads_a_kept_stream_with_pauses(
+    store: EmbeddedStore, decode: FakeNode
+) -> None:
+    decode.script.token_s = 0.05
+    settings = {"index_url": store.index_url, "keepalive_s": 0.02}
+    async with (
+        pools.running(decode, **settings) as client,
+        anthropic.AsyncAnthropic(base_url=client.url, api_key="none") as sdk,
+        sdk.messages.stream(
+            model="fake-model",
+            messages=[{"role": "user", "content": "hello"}],
+            max_tokens=12,
+            extra_headers=KEEP,
+        ) as answer,
+    ):
+        assert await answer.get_final_text() == REPLY[:12].decode(errors="ignore")
