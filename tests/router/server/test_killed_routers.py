@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import json
 import random
 import re
 from contextlib import suppress
@@ -14,6 +13,7 @@ import aiohttp
 import pytest
 
 from tests.router.server.test_several_routers import LIMIT_S, until_ready
+from tests.support.clients.stream_events import plain_events
 from tests.support.pools.processes import Cluster
 from tests.support.waiting import until
 
@@ -22,7 +22,6 @@ pytestmark = pytest.mark.integration
 EVENT = re.compile(rb"id: ([0-9a-f]{32}:\d+)\n(?:event: \S+\n)?data: (.*)\n\n")
 # The last event of each dialect.
 LAST = re.compile(rb'\[DONE\]|\{"type":"(message_stop|response\.incomplete)".*')
-CREATED = re.compile(rb'"created(?:_at)?":\d+')
 FAST = (
     *("--engine=sim", "--chunk-blocks=1", "--kv-blocks=4000", "--max-model-len=2048"),
     *("--sim-decode-ms=10", "--link-grace=2"),
@@ -77,21 +76,7 @@ class Stream:
         assert [int(id.partition(b":")[2]) for id in ids] == list(range(1, len(ids) + 1))
         names = {id.partition(b":")[0] for id in ids}
         assert len(names) == 1, "a stream began twice"
-        assert len(set(CREATED.findall(self.data))) <= 1
-        [name] = names
-        plain = [CREATED.sub(b'"created":0', each.replace(name, b"")) for each in self.events]
-        events = [json.loads(event) for event in plain if event != b"[DONE]"]
-        for event in events:
-            forget_cached(event.get("usage") or event.get("response", {}).get("usage") or {})
-        return events
-
-
-def forget_cached(usage: dict[str, Any]) -> None:
-    """Drop how much of the prompt was cached, which differs for the second stream of a prompt."""
-    for name in ("prompt_tokens_details", "input_tokens_details"):
-        usage.pop(name, None)
-    for name in ("cache_read_input_tokens", "cache_creation_input_tokens"):
-        usage["input_tokens"] = usage.get("input_tokens", 0) + usage.pop(name, 0)
+        return plain_events(self.data, *(name.decode() for name in names))
 
 
 def bodies(number: int, count: int) -> list[Stream]:
