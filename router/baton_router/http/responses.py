@@ -89,13 +89,11 @@ class ResponseRoutes:
             if (last := last_event(request)) is not None:
                 return await self._generation.resume(request, body, *last)
             wish = self._generation.resumes.wish_of(request, ROUTE, body.data)
-            call = await self._continued(tenant, await body.parsed(ResponseCall.parse))
+            call = await body.parsed(ResponseCall.parse)
+            if wish is not None:
+                _check_resumable(call)
+            call = await self._continued(tenant, call)
             if call.keeps:
-                if wish is not None:
-                    raise InvalidRequest(
-                        f"{RESUME_HEADER} keeps no response with store; leave out one of both",
-                        param="store",
-                    )
                 self._kept.check_keeps(call.items)
             if call.background:
                 return await self._start(call, request[CONTEXT])
@@ -288,6 +286,20 @@ class ResponseRoutes:
     ) -> None:
         changed = msgspec.structs.replace(response, status=status)
         await self._kept.write(tenant, changed, call.items)
+
+
+def _check_resumable(call: ResponseCall) -> None:
+    """Raise InvalidRequest if another router could not continue the stream from its body alone."""
+    if call.keeps:
+        raise InvalidRequest(
+            f"{RESUME_HEADER} keeps no response with store; leave out one of both", param="store"
+        )
+    if call.previous is not None:
+        raise InvalidRequest(
+            f"{RESUME_HEADER} needs the whole conversation in the body, and this one continues"
+            f" {call.previous[:40]!r}; send its items as input, or leave the header out",
+            param="previous_response_id",
+        )
 
 
 def _named(request: web.Request) -> tuple[str, str]:

@@ -153,7 +153,9 @@ class ChatShape:
     def _event(
         self, index: int, delta: Delta, shown: ChatDelta, finish: ChatFinish | None
     ) -> bytes:
-        chunk = self._chunk
+        chunk, earlier = self._chunk, b""
+        if index not in self._begun:
+            earlier = self._begin_before(index, delta)
         chunk.prompt_token_ids = UNSET
         if index not in self._begun:
             chunk.prompt_token_ids = self._prompt_ids if self._ids and not self._begun else None
@@ -172,7 +174,16 @@ class ChatShape:
         chunk.choices = [choice]
         if self._usage.continuous:
             chunk.usage = self._usage.usage_of(index)
-        return event(chunk)
+        return earlier + event(chunk)
+
+    def _begin_before(self, index: int, delta: Delta) -> bytes:
+        """The first events of the choices before this one whose text is held back: clients such as
+        OpenAI's count on the order in which choices begin."""
+        missing = [each for each in range(index) if each not in self._begun]
+        if not missing:
+            return b""
+        empty = Delta(delta.request, delta.attempt, delta.choice, 0)
+        return b"".join(self._event(each, empty, ChatDelta(content=""), None) for each in missing)
 
     def end(self, usage: Usage | None) -> bytes:
         if usage is None:

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import aiohttp
+import anthropic
 import openai
 import pytest
 
@@ -23,8 +24,12 @@ from tests.support.waiting import until, until_is
 pytestmark = pytest.mark.integration
 
 COMPLETIONS, CHAT = "/v1/completions", "/v1/chat/completions"
+RESPONSES, MESSAGES_API, GENERATE = "/v1/responses", "/v1/messages", "/inference/v1/generate"
 KEEP = {"x-baton-resume": "60"}
-EVENT = re.compile(rb"id: (([0-9a-f]{32}):(\d+))\ndata: (.*)\n\n")
+EVENT = re.compile(rb"id: (([0-9a-f]{32}):(\d+))\n(?:event: \S+\n)?data: (.*)\n\n")
+# The last event of each dialect.
+LAST = re.compile(rb'\[DONE\]|\{"type":"(message_stop|response\.completed)".*')
+IDS = re.compile(rb'"(call|chatcmpl|cmpl|resp|rs|fc|msg|generate-tokens)[-_]\w+"')
 REPLY = "Hé, wörld! <stop> and more".encode()
 PROMPT: dict[str, Any] = {"prompt": "Say hello", "max_tokens": 50}
 MESSAGES: dict[str, Any] = {
@@ -32,7 +37,9 @@ MESSAGES: dict[str, Any] = {
     "max_tokens": 50,
 }
 USAGE: dict[str, Any] = {"stream_options": {"include_usage": True, "continuous_usage_stats": True}}
-TOOL = {"type": "function", "function": {"name": "f", "parameters": {"type": "object"}}}
+TOOL: Any = {"type": "function", "function": {"name": "f", "parameters": {"type": "object"}}}
+RESPONSE: dict[str, Any] = {"input": "Say hello", "max_output_tokens": 99}
+MESSAGE: dict[str, Any] = MESSAGES | {"max_tokens": 99}
 CALL = b'I call.<tool_call>{"name": "f", "arguments": {"a": [1, 2]}}</tool_call>'
 BODIES: dict[str, tuple[str, dict[str, Any], bytes]] = {
     "text": (COMPLETIONS, PROMPT, REPLY),
@@ -45,6 +52,23 @@ BODIES: dict[str, tuple[str, dict[str, Any], bytes]] = {
     ),
     "a chat": (CHAT, MESSAGES | USAGE | {"logprobs": True, "top_logprobs": 2}, REPLY),
     "a call of a function": (CHAT, MESSAGES | {"tools": [TOOL], "max_tokens": 99}, CALL),
+    "a response": (RESPONSES, RESPONSE | {"top_logprobs": 2}, REPLY),
+    "a response with a call": (
+        RESPONSES,
+        RESPONSE | {"tools": [TOOL["function"] | {"type": "function"}]},
+        CALL,
+    ),
+    "a message": (MESSAGES_API, MESSAGE, REPLY),
+    "a message with a call": (
+        MESSAGES_API,
+        MESSAGE | {"tools": [{"name": "f", "input_schema": {"type": "object"}}]},
+        CALL,
+    ),
+    "ids": (
+        GENERATE,
+        {"token_ids": [7, 8, 9], "sampling_params": {"max_tokens": 50, "n": 2}} | USAGE,
+        REPLY,
+    ),
 }
 
 
@@ -113,8 +137,7 @@ def payloads(data: bytes) -> list[Any]:
 def _plain(event: bytes) -> Any:
     if not event.startswith(b"{"):
         return event.decode()
-    payload = json.loads(re.sub(rb'"(call|chatcmpl|cmpl)[-_]\w+"', b'"id"', event))
-    return {name: payload[name] for name in payload if name != "created"}
+    return json.loads(re.sub(rb'"created(_at)?":\d+', b'"created":0', IDS.sub(b'"id"', event)))
 
 
 def whole(data: bytes) -> bool:
@@ -123,7 +146,7 @@ def whole(data: bytes) -> bool:
     return (
         [int(event[2]) for event in events] == list(range(1, len(events) + 1))
         and len({event[1] for event in events}) == 1
-        and events[-1][3] == b"[DONE]"
+        and LAST.fullmatch(events[-1][3]) is not None
     )
 
 
@@ -143,7 +166,7 @@ async def test_a_stream_cut_at_any_byte_and_resumed_is_the_whole_stream(
         plain = await client.session.post(client.url + path, json={"stream": True, **fields})
         unkept = await plain.read()
         assert b"id: " not in unkept
-        lines = [line.removeprefix(b"data: ") for line in unkept.split(b"\n\n") if line]
+        lines = [line.partition(b"data: ")[2] for line in unkept.split(b"\n\n") if line]
         assert payloads(data) == [_plain(line) for line in lines]
         rests: dict[str, bytes] = {}
         for cut in range(len(data)):
@@ -236,11 +259,13 @@ async def test_a_client_that_leaves_before_its_first_token_finds_its_stream_by_t
         await until_is(client.unfinished, 0)
 
 
+@pytest.mark.parametrize("name", ["text", "a response", "a message", "ids"])
 async def test_a_final_error_is_the_same_event_for_a_client_that_comes_back(
-    store: EmbeddedStore, decode: FakeNode
+    store: EmbeddedStore, decode: FakeNode, name: str
 ) -> None:
+    path, fields, _ = BODIES[name]
     decode.script.run = "fail"
-    async with kept(store, decode) as (client, answer):
+    async with kept(store, decode, path, **fields) as (client, answer):
         data = await answer.read()
         assert b"the engine said no" in data
         last = EVENT.findall(data)[-1][0].decode()
@@ -286,6 +311,8 @@ async def test_a_slow_client_is_cut_off_and_finds_everything_later(
         ("60", COMPLETIONS, {"stream": False}, "add stream"),
         ("60", COMPLETIONS, {"prompt": ["a", "b"]}, "one prompt"),
         ("60", COMPLETIONS, {"max_tokens": 0, "echo": True}, "about its prompt"),
+        ("60", RESPONSES, {"store": True}, "no response with store"),
+        ("60", RESPONSES, {"previous_response_id": f"resp_{'0' * 32}"}, "items as input"),
     ],
 )
 async def test_what_cannot_be_kept_is_refused(
@@ -298,7 +325,8 @@ async def test_what_cannot_be_kept_is_refused(
 ) -> None:
     async with pools.running(decode, index_url=store.index_url) as client:
         headers = {"x-baton-resume": value}
-        async with stream(client, path, headers, **PROMPT | changes) as answer:
+        body = (RESPONSE if path == RESPONSES else PROMPT) | changes
+        async with stream(client, path, headers, **body) as answer:
             error = (await answer.json())["error"]
             assert answer.status == 400
             assert says in error["message"]
@@ -434,3 +462,21 @@ async def test_openai_s_client_reads_a_kept_stream_with_pauses(
         )
         texts = [chunk.choices[0].delta.content or "" async for chunk in answer]
         assert "".join(texts) == REPLY[:12].decode(errors="ignore")
+
+
+async def test_anthropic_s_client_reads_a_kept_stream_with_pauses(
+    store: EmbeddedStore, decode: FakeNode
+) -> None:
+    decode.script.token_s = 0.05
+    settings = {"index_url": store.index_url, "keepalive_s": 0.02}
+    async with (
+        pools.running(decode, **settings) as client,
+        anthropic.AsyncAnthropic(base_url=client.url, api_key="none") as sdk,
+        sdk.messages.stream(
+            model="fake-model",
+            messages=[{"role": "user", "content": "hello"}],
+            max_tokens=12,
+            extra_headers=KEEP,
+        ) as answer,
+    ):
+        assert await answer.get_final_text() == REPLY[:12].decode(errors="ignore")

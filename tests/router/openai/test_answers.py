@@ -88,6 +88,18 @@ def test_only_the_first_event_of_a_choice_has_its_role_and_the_prompt() -> None:
     assert [event.choices[0].token_ids for event in events] == [[7]] * 3
 
 
+def test_choices_of_a_chat_begin_in_their_order_even_if_text_is_held_back() -> None:
+    shape = chat(n=3)
+    assert shape.event(0, delta("")) == b""
+    data = shape.event(2, delta("c")) + shape.event(0, delta("a")) + shape.event(1, delta("b"))
+    events = [decoded(each + b"\n\n", ChatCompletionChunk) for each in data.split(b"\n\n")[:-1]]
+    shown = [(event.choices[0].index, event.choices[0].delta) for event in events]
+    assert [(index, said.role, said.content) for index, said in shown] == [
+        *((0, "assistant", ""), (1, "assistant", ""), (2, "assistant", "c")),
+        *((0, UNSET, "a"), (1, UNSET, "b")),
+    ]
+
+
 def test_the_usage_event_has_no_choices_and_no_prompt_token_ids() -> None:
     for shape, kind in ((completion(), CompletionChunk), (chat(), ChatCompletionChunk)):
         shape.event(0, delta("a"))
