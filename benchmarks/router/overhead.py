@@ -52,6 +52,7 @@ from baton_text.tokenizer import Tokenizer
 from benchmarks.support.figures import percentile
 from benchmarks.support.rivals import ROOT
 from benchmarks.support.router import load_generator
+from benchmarks.support.router.dialect_costs import dialect_costs, dialect_goals, dialect_table
 from benchmarks.support.router.load_generator import (
     Question,
     Send,
@@ -60,7 +61,6 @@ from benchmarks.support.router.load_generator import (
     direct_link,
     http_clients,
 )
-from benchmarks.support.router.dialect_costs import dialect_costs, dialect_goals, dialect_table
 from benchmarks.support.router.router_scaling import CLIENTS, scaling, scaling_table
 from benchmarks.support.router.routers import RIVALS, Side, baton, rivals, taking_part
 
