@@ -118,7 +118,11 @@ class ResumeState:
             self.has_prompt_logprobs = True
 
 
-def kept_delta(delta: Delta) -> KeptDelta:
+def kept_delta(delta: Delta) -> KeptDelta | tuple[int, tuple[int, ...], str]:
+    """What is kept of a delta. A plain one is a tuple with the same encoding: a record takes twice
+    as long."""
+    if delta.finish is None and not (delta.logprobs or delta.prompt_logprobs):
+        return delta.choice, delta.ids, delta.text
     return KeptDelta(
         delta.choice,
         delta.ids,

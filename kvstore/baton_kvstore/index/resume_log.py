@@ -15,7 +15,6 @@ import hashlib
 import logging
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from typing import NamedTuple
 
 import msgspec
 
@@ -40,7 +39,7 @@ TIMEOUT_S = 1.0
 # Two arguments instead of five for each append, because packing one takes redis-py 1 us. Redis
 # reads no MessagePack with bytes in it.
 _APPEND = b"""
-local results, from = {}, 1
+local results, from, all = {}, 1, true
 for i, a in ipairs(cmsgpack.unpack(ARGV[1])) do
   local head = KEYS[1] .. a[1]
   local log = head .. ':log'
@@ -60,8 +59,9 @@ for i, a in ipairs(cmsgpack.unpack(ARGV[1])) do
     redis.call('PEXPIRE', log, a[4])
   end
   results[i] = result
+  all = all and result == 1
 end
-return table.concat(results, ' ')
+return all or table.concat(results, ' ')
 """
 _APPEND_SHA = hashlib.sha1(_APPEND, usedforsecurity=False).hexdigest().encode()
 # KEYS: the stream's hash. ARGV: fence, head, lifetime in ms.
@@ -81,15 +81,10 @@ return {redis.call('HINCRBY', KEYS[1], 'fence', 1), redis.call('LRANGE', KEYS[2]
 """
 
 
-class Append(NamedTuple):
-    """One entry of the stream `id`. Without an `entry` it only renews the stream's lifetime; a
-    position of -1 deletes the stream."""
-
-    id: str
-    fence: int
-    position: int
-    lifetime_ms: int
-    entry: bytes
+# A stream's id, fence, position, lifetime in ms, and its next entry. Without an entry it only renews
+# the lifetime; a position of -1 deletes the stream. There is one per token, and a named tuple would
+# take 0.3 us.
+Append = tuple[str, int, int, int, bytes]
 
 
 @dataclass(frozen=True, slots=True)
@@ -130,13 +125,8 @@ class ResumeLog(ClosesItself):
         return self._entries.encode(entry)
 
     def encode_deltas(self, deltas: Iterable[Delta], cached: int | None) -> bytes:
-        """As encode(), for an entry of these deltas: without records, which take twice as long."""
-        kept = [
-            (delta.choice, delta.ids, delta.text)
-            if delta.finish is None and not (delta.logprobs or delta.prompt_logprobs)
-            else kept_delta(delta)
-            for delta in deltas
-        ]
+        """As encode(), for an entry of these deltas."""
+        kept = [kept_delta(delta) for delta in deltas]
         entry = (kept,) if cached is None else (kept, cached)
         return self._encoder.encode((PROTOCOL_VERSION, entry))
 
@@ -150,7 +140,7 @@ class ResumeLog(ClosesItself):
 
     async def append(self, appends: Sequence[Append]) -> list[int]:
         """Apply the appends in order. Return KEPT, GONE (expired or lost) or FENCED for each."""
-        entries = [each.entry for each in appends]
+        entries = [entry for _, _, _, _, entry in appends]
         packed = self._encoder.encode(
             [(id, fence, at, life, len(entry)) for id, fence, at, life, entry in appends]
         )
@@ -161,6 +151,8 @@ class ResumeLog(ClosesItself):
             if error.code != "NOSCRIPT":
                 raise
             reply = await self._appends.command(b"EVAL", _APPEND, *arguments)
+        if reply == 1:  # mostly
+            return [KEPT] * len(appends)
         results = [*map(int, reply.split())] if isinstance(reply, bytes) else []
         if len(results) != len(appends):
             raise ProtocolBroken(f"{self._client.label}: {len(appends)} appends got {reply!r}")
