@@ -259,7 +259,9 @@ def options_of(argv: Sequence[str] | None = None) -> argparse.Namespace:
     options = parser.parse_args(argv)
     options.less = 1
     if options.quick:
-        options.passes, options.rivals, options.less = 1, [], 2
+        options.passes, options.less = 1, 2
+    if options.quick or options.dialects:
+        options.rivals = []
     options.rivals = taking_part(options.rivals)
     return options
 
