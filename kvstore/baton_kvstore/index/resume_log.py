@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import hashlib
 import logging
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import msgspec
@@ -24,8 +24,7 @@ from baton_kvstore.connection.endpoint import parse_endpoint
 from baton_kvstore.errors import ProtocolBroken, ServerRefused
 from baton_kvstore.keys import resume_key, resume_log_key
 from baton_protocol import PROTOCOL_VERSION
-from baton_protocol.link import Delta
-from baton_protocol.resume import ResumeEntry, ResumeHead, kept_delta
+from baton_protocol.resume import KeptDelta, PlainDelta, ResumeEntry, ResumeHead
 from baton_protocol.wire import Codec, WireError
 
 logger = logging.getLogger(__name__)
@@ -124,10 +123,9 @@ class ResumeLog(ClosesItself):
     def encode(self, entry: ResumeEntry) -> bytes:
         return self._entries.encode(entry)
 
-    def encode_deltas(self, deltas: Iterable[Delta], cached: int | None) -> bytes:
+    def encode_deltas(self, deltas: Sequence[KeptDelta | PlainDelta], cached: int | None) -> bytes:
         """As encode(), for an entry of these deltas."""
-        kept = [kept_delta(delta) for delta in deltas]
-        entry = (kept,) if cached is None else (kept, cached)
+        entry = (deltas,) if cached is None else (deltas, cached)
         return self._encoder.encode((PROTOCOL_VERSION, entry))
 
     async def begin(self, id: str, fence: int, head: bytes, lifetime_ms: int) -> int:
