@@ -21,6 +21,7 @@ import msgspec
 from baton_kvstore.connection.async_resp import AsyncResp
 from baton_kvstore.connection.client import CONNECT_TIMEOUT_S, AsyncClient, ClosesItself
 from baton_kvstore.connection.endpoint import parse_endpoint
+from baton_kvstore.connection.resp import Reply
 from baton_kvstore.errors import ProtocolBroken, ServerRefused
 from baton_kvstore.keys import resume_key, resume_log_key
 from baton_protocol import PROTOCOL_VERSION
@@ -62,15 +63,18 @@ for i, a in ipairs(cmsgpack.unpack(ARGV[1])) do
 end
 return all or table.concat(results, ' ')
 """
-_APPEND_SHA = hashlib.sha1(_APPEND, usedforsecurity=False).hexdigest().encode()
 # KEYS: the stream's hash. ARGV: fence, head, lifetime in ms.
-_BEGIN = """
+_BEGIN = b"""
 local fence = redis.call('HGET', KEYS[1], 'fence')
 if fence and fence ~= ARGV[1] then return -1 end
 redis.call('HSET', KEYS[1], 'fence', ARGV[1], 'head', ARGV[2])
 redis.call('PEXPIRE', KEYS[1], ARGV[3])
 return 1
 """
+_SHAS = {
+    script: hashlib.sha1(script, usedforsecurity=False).hexdigest().encode()
+    for script in (_APPEND, _BEGIN)
+}
 # KEYS: the stream's hash, its list. ARGV: lifetime in ms.
 _CLAIM = """
 if redis.call('EXISTS', KEYS[1]) == 0 then return false end
@@ -80,9 +84,9 @@ return {redis.call('HINCRBY', KEYS[1], 'fence', 1), redis.call('LRANGE', KEYS[2]
 """
 
 
-# A stream's id, fence, position, lifetime in ms, and its next entry. Without an entry it only renews
-# the lifetime; a position of -1 deletes the stream. There is one per token, and a named tuple would
-# take 0.3 us.
+# A stream's id, fence, position, lifetime in ms, and its next entry. Without an entry it only
+# renews the lifetime; a position of -1 deletes the stream. There is one per token, and a named
+# tuple would take 0.3 us.
 Append = tuple[str, int, int, int, bytes]
 
 
@@ -104,17 +108,14 @@ class ResumeLog(ClosesItself):
         endpoint = parse_endpoint(url)
         self._client = AsyncClient(endpoint, timeout_s=timeout_s, max_connections=4)
         # Redis-py would take 150 us for a command with the tokens of one step.
-        self._appends = AsyncResp(
-            endpoint, timeout_s=timeout_s, connect_timeout_s=CONNECT_TIMEOUT_S
-        )
+        self._writes = AsyncResp(endpoint, timeout_s=timeout_s, connect_timeout_s=CONNECT_TIMEOUT_S)
         self._encoder = msgspec.msgpack.Encoder()
-        self._begin = self._client.redis.register_script(_BEGIN)
         self._claim = self._client.redis.register_script(_CLAIM)
         self._heads: Codec[ResumeHead] = Codec(ResumeHead)
         self._entries: Codec[ResumeEntry] = Codec(ResumeEntry)
 
     async def close(self) -> None:
-        self._appends.close()
+        self._writes.close()
         await self._client.close()
 
     def encode_head(self, head: ResumeHead) -> bytes:
@@ -131,10 +132,11 @@ class ResumeLog(ClosesItself):
     async def begin(self, id: str, fence: int, head: bytes, lifetime_ms: int) -> int:
         """Begin a stream with FIRST_FENCE, or replace the head of an own one. Return KEPT or
         FENCED."""
-        result: int = await self._client.call(
-            self._begin(keys=[resume_key(self._pool, id)], args=[fence, head, lifetime_ms])
-        )
-        return result
+        key = resume_key(self._pool, id)
+        reply = await self._run(_BEGIN, key, b"%d" % fence, head, b"%d" % lifetime_ms)
+        if not isinstance(reply, int):
+            raise ProtocolBroken(f"{self._client.label}: a stream that begins got {reply!r}")
+        return reply
 
     async def append(self, appends: Sequence[Append]) -> list[int]:
         """Apply the appends in order. Return KEPT, GONE (expired or lost) or FENCED for each."""
@@ -142,19 +144,22 @@ class ResumeLog(ClosesItself):
         packed = self._encoder.encode(
             [(id, fence, at, life, len(entry)) for id, fence, at, life, entry in appends]
         )
-        arguments = (b"1", self._prefix, packed, b"".join(entries))
-        try:
-            reply = await self._appends.command(b"EVALSHA", _APPEND_SHA, *arguments)
-        except ServerRefused as error:
-            if error.code != "NOSCRIPT":
-                raise
-            reply = await self._appends.command(b"EVAL", _APPEND, *arguments)
+        reply = await self._run(_APPEND, self._prefix, packed, b"".join(entries))
         if reply == 1:  # mostly
             return [KEPT] * len(appends)
         results = [*map(int, reply.split())] if isinstance(reply, bytes) else []
         if len(results) != len(appends):
             raise ProtocolBroken(f"{self._client.label}: {len(appends)} appends got {reply!r}")
         return results
+
+    async def _run(self, script: bytes, key: bytes, *arguments: bytes) -> Reply:
+        """Run a script that is safe to run twice."""
+        try:
+            return await self._writes.command(b"EVALSHA", _SHAS[script], b"1", key, *arguments)
+        except ServerRefused as error:
+            if error.code != "NOSCRIPT":
+                raise
+            return await self._writes.command(b"EVAL", script, b"1", key, *arguments)
 
     async def head(self, id: str) -> ResumeHead | None:
         """How a stream began; None if there is none."""
