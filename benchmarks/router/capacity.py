@@ -33,6 +33,7 @@ from baton_cli.models.demo_model import fetch_demo
 from benchmarks.router.overhead import IDS, MOCK, OURS, Questions, count_of_routers
 from benchmarks.support.figures import Verdict, at_least, exit_code, spread
 from benchmarks.support.rivals import ROOT
+from benchmarks.support.router import load_generator
 from benchmarks.support.router.capacity_plot import plot
 from benchmarks.support.router.load_generator import Question, closed_loop, http_clients
 from benchmarks.support.router.open_streams import (
@@ -75,7 +76,8 @@ async def rates_by_clients(options: argparse.Namespace, folder: Path) -> Rates:
 
 
 async def requests_per_s(name: str, side: Side, clients: int, asked: list[Question]) -> float:
-    async with http_clients(side.port, side.model, clients, as_ids=name == IDS) as senders:
+    form = load_generator.IDS if name == IDS else load_generator.TEXT
+    async with http_clients(side.port, side.model, clients, form) as senders:
         began = time.perf_counter()
         await closed_loop(senders, asked)
         return len(asked) / (time.perf_counter() - began)

@@ -23,6 +23,12 @@ peers-routers` has installed them.
 shows instead the gain from more routers: requests per second at 64 clients and 0 ms, and CPU time
 per request, for each number of routers. There is no goal, because routers, nodes and clients share
 the cores; the table says how many there are.
+
+    python -m benchmarks.router.overhead --dialects [--passes 3] [--quick] [--profile FILE]
+
+compares instead streams of equal text in several dialects, and a kept stream (x-baton-resume), with
+chat: CPU time per request of the router alone, for 32 clients. Goals (exit 1): at most 1.15x chat's
+for Responses and Messages, 1.05x for kept chat.
 """
 
 from __future__ import annotations
@@ -45,6 +51,8 @@ from baton_text.artifacts import read_artifacts
 from baton_text.tokenizer import Tokenizer
 from benchmarks.support.figures import percentile
 from benchmarks.support.rivals import ROOT
+from benchmarks.support.router import load_generator
+from benchmarks.support.router.dialect_costs import dialect_costs, dialect_goals, dialect_table
 from benchmarks.support.router.load_generator import (
     Question,
     Send,
@@ -183,7 +191,8 @@ async def one_pass(run: Run, load: Load, questions: Sequence[Question]) -> list[
     if run.link is not None:
         return await closed_loop([run.link] * load.clients, questions, load.apart_s)
     port, model = run.side.port, run.side.model
-    async with http_clients(port, model, load.clients, as_ids=run.name == IDS) as senders:
+    form = load_generator.IDS if run.name == IDS else load_generator.TEXT
+    async with http_clients(port, model, load.clients, form) as senders:
         return await closed_loop(senders, questions, load.apart_s)
 
 
@@ -244,12 +253,15 @@ def options_of(argv: Sequence[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--passes", type=int, default=3)
     parser.add_argument("--rivals", nargs="*", choices=RIVALS, help="(default: all that are there)")
     parser.add_argument("--routers", nargs="+", type=count_of_routers, metavar="N")
+    parser.add_argument("--dialects", action="store_true", help="compare dialects, without rivals")
     parser.add_argument("--quick", action="store_true", help="one short pass without rivals")
     parser.add_argument("--profile", default="", metavar="FILE")
     options = parser.parse_args(argv)
     options.less = 1
     if options.quick:
-        options.passes, options.rivals, options.less = 1, [], 2
+        options.passes, options.less = 1, 2
+    if options.quick or options.dialects:
+        options.rivals = []
     options.rivals = taking_part(options.rivals)
     return options
 
@@ -262,10 +274,17 @@ def main() -> int:
         loads = scaling([*counts], some, folder, passes=options.passes, less=options.less)
         print("\n".join(scaling_table(loads, os.cpu_count() or 1)))
         return 0
-    found = asyncio.run(measure(options, folder))
+    if options.dialects:
+        some = Questions(folder).some
+        costs = dialect_costs(
+            some, folder, passes=options.passes, less=options.less, profile=options.profile
+        )
+        lines, verdicts = dialect_table(costs), dialect_goals(costs)
+    else:
+        found = asyncio.run(measure(options, folder))
+        lines, verdicts = table(found), goals(found)
     print(f"load average {os.getloadavg()[0]:.1f} of {os.cpu_count()} cores")
-    print("\n".join(table(found)))
-    verdicts = goals(found)
+    print("\n".join(lines))
     for text, met in verdicts:
         print(f"{'met   ' if met else 'MISSED'} {text}")
     return 0 if all(met for _, met in verdicts) else 1

@@ -1,6 +1,7 @@
 """Clients of a router, and of a node's link: one request at a time each, no pause between two.
 
-In: questions, ports and links. Out: milliseconds to the first and to the last token of each.
+In: questions, forms of requests, ports and links. Out: milliseconds to the first and to the last
+token of each.
 """
 
 from __future__ import annotations
@@ -41,31 +42,61 @@ class Timing(NamedTuple):
 Send = Callable[[Question], Awaitable[Timing]]
 
 
+class Form(NamedTuple):
+    """How a client asks for a stream: the route, the body's own fields, and the last event's
+    beginning. `headers` are lines of the request."""
+
+    route: str
+    fields: Callable[[Question], dict[str, object]]
+    last: bytes
+    headers: str = ""
+
+
+def _text(question: Question) -> dict[str, object]:
+    return {"prompt": question.text, "max_tokens": question.tokens, "ignore_eos": True}
+
+
+def _ids(question: Question) -> dict[str, object]:
+    ids = {"prompt": question.ids, "return_token_ids": True, "detokenize": False}
+    return _text(question) | ids
+
+
+def _messages(question: Question) -> dict[str, object]:
+    message = {"role": "user", "content": question.text}
+    return {"messages": [message], "max_tokens": question.tokens, "ignore_eos": True}
+
+
+def _input(question: Question) -> dict[str, object]:
+    return {"input": question.text, "max_output_tokens": question.tokens}
+
+
+DONE = b"data: [DONE]"
+TEXT = Form("/v1/completions", _text, DONE)
+IDS = Form("/v1/completions", _ids, DONE)
+CHAT = Form("/v1/chat/completions", _messages, DONE)
+KEPT_CHAT = Form("/v1/chat/completions", _messages, DONE, "x-baton-resume: 60\r\n")
+RESPONSES = Form("/v1/responses", _input, b"event: response.incomplete")  # cut off by the limit
+MESSAGES = Form("/v1/messages", _messages, b"event: message_stop")
+
+
 class HttpClient:
     """One keep-alive connection; as little of a client as can be."""
 
     def __init__(
-        self,
-        reader: asyncio.StreamReader,
-        writer: asyncio.StreamWriter,
-        model: str,
-        *,
-        as_ids: bool = False,
+        self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, model: str, form: Form
     ) -> None:
         self._reader = reader
         self._writer = writer
-        self._fields = {"model": model, "stream": True, "ignore_eos": True}
-        self._as_ids = as_ids
-        if as_ids:
-            self._fields |= {"return_token_ids": True, "detokenize": False}
+        self._model = model
+        self._form = form
 
     async def send(self, question: Question) -> Timing:
-        prompt = question.ids if self._as_ids else question.text
-        fields = {**self._fields, "prompt": prompt, "max_tokens": question.tokens}
+        form = self._form
+        fields = {"model": self._model, "stream": True, **form.fields(question)}
         body = json.dumps(fields).encode()
         head = (
-            f"POST /v1/completions HTTP/1.1\r\nHost: {HOST}\r\nContent-Type: application/json\r\n"
-            f"Content-Length: {len(body)}\r\n\r\n"
+            f"POST {form.route} HTTP/1.1\r\nHost: {HOST}\r\nContent-Type: application/json\r\n"
+            f"{form.headers}Content-Length: {len(body)}\r\n\r\n"
         )
         started = time.perf_counter()
         self._writer.write(head.encode() + body)
@@ -75,7 +106,7 @@ class HttpClient:
                 raise RuntimeError(f"answered {status!r} {await self._reader.read(600)!r}")
             await self._reader.readuntil(b"data: {")
             first = time.perf_counter()
-            await self._reader.readuntil(b"data: [DONE]")
+            await self._reader.readuntil(form.last)
             last = time.perf_counter()
             await self._reader.readuntil(b"\r\n0\r\n\r\n")
         return Timing(1e3 * (first - started), 1e3 * (last - started))
@@ -115,12 +146,12 @@ class DirectLink:
 
 @asynccontextmanager
 async def http_clients(
-    port: int, model: str, clients: int, *, as_ids: bool = False
+    port: int, model: str, clients: int, form: Form = TEXT
 ) -> AsyncIterator[list[Send]]:
-    """Open a connection per client. `as_ids`: prompts and answers are token ids."""
+    """Open a connection per client."""
     opened = [await asyncio.open_connection(HOST, port, limit=LIMIT_BYTES) for _ in range(clients)]
     try:
-        yield [HttpClient(*ends, model, as_ids=as_ids).send for ends in opened]
+        yield [HttpClient(*ends, model, form).send for ends in opened]
     finally:
         for _, writer in opened:
             writer.close()

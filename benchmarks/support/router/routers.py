@@ -79,10 +79,13 @@ def sim_node(
     return url, server
 
 
-def baton(stack: ExitStack, delay_ms: float, model: Path, profile: str = "") -> Side:
+def baton(
+    stack: ExitStack, delay_ms: float, model: Path, profile: str = "", index_url: str = ""
+) -> Side:
+    """`index_url`: for kept streams. The router is the first of the counted processes."""
     url, server = sim_node(stack, "decode", delay_ms, model)
     port = free_port()
-    settings = RouterSettings(port=port, nodes=(url,))
+    settings = RouterSettings(port=port, nodes=(url,), index_url=index_url)
     router = stack.enter_context(role_processes.router(settings, profile))
     answer_of(f"http://{HOST}:{port}/ready")
     return Side("baton", port, model_of(port), (router, server), node=url)

@@ -152,14 +152,14 @@ class Answer:
         if kept is None:
             events.push_event(data)
         else:
-            kept.keep_soon(batch, data, events.push_if_flowing)
+            kept.keep_soon(batch, data)
         return True
 
     # --- a stream that can be resumed -------------------------------------------------------------
 
     async def _begin_kept(self, kept: KeptStream, events: EventStream) -> None:
         """Send the headers, so that the client has the request's id, and the known events."""
-        kept.on_taken = self._end_taken
+        kept.on_taken, kept.send = self._end_taken, events.push_if_flowing
         record = self._context.in_flight[0].record
         kept.cached = lambda: record.known_cached_tokens
         known = b""

@@ -122,10 +122,6 @@ class LastingStream(EventStream):
         self.waiting = b": waiting\n"
         self.left = False
 
-    @property
-    def flows(self) -> bool:
-        return not self.left and super().flows
-
     async def write_event(self, data: bytes) -> None:
         if not self.left:
             with self._noting_departure():
@@ -142,4 +138,4 @@ class LastingStream(EventStream):
         try:
             yield
         except ConnectionError:
-            self.left = True
+            self.left, self._transport = True, None  # it flows no more

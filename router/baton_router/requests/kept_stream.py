@@ -7,15 +7,13 @@ its next event resets the client's last id, and later ones have none.
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Callable
-from functools import partial
 from typing import Literal
 
 from baton_kvstore.errors import StoreUnavailable
-from baton_kvstore.index.resume_log import FENCED, FIRST_FENCE, KEPT, Append, Claim
+from baton_kvstore.index.resume_log import FENCED, FIRST_FENCE, KEPT, Claim
 from baton_protocol.errors import ErrorRecord, InvalidRequest
-from baton_protocol.resume import ResumeEntry, ResumeHead, ResumeState
+from baton_protocol.resume import ResumeEntry, ResumeHead, ResumeState, kept_delta
 from baton_router.requests.output_queue import Batch
 from baton_router.requests.resume_writer import ResumeWriter
 
@@ -25,7 +23,6 @@ GRACE_S = 2.0
 MAX_STREAM_BYTES = 8 << 20
 TAKEN = ErrorRecord("another call continues this stream", "stream_taken", status=409)
 RESET_ID = b"id:\n"
-DELETE = b"delete"  # the entry that deletes the stream
 
 State = Literal["new", "kept", "lost", "taken"]
 
@@ -36,8 +33,9 @@ class KeptStream:
 
     `seen` is the number of events that the client has; they are not sent again. `resumed` is what
     happened before, `held` events that can be sent but were not. `cached` says how many tokens of
-    the prompt no node had to compute, once the request has ended. `on_lost` and `on_taken` are
-    called when the promise ends."""
+    the prompt no node had to compute, once the request has ended. `send` writes events to the
+    client, or returns False: then they are held. `on_lost` and `on_taken` are called when the
+    promise ends."""
 
     def __init__(
         self,
@@ -54,6 +52,7 @@ class KeptStream:
         self.held = b""
         self.resumed = resumed
         self.cached: Callable[[], int | None] = lambda: None
+        self.send: Callable[[bytes], bool] = lambda data: False
         self.on_lost: Callable[[], object] = lambda: None
         self.on_taken: Callable[[], object] = lambda: None
         self._writer = writer
@@ -97,13 +96,17 @@ class KeptStream:
     async def keep(self, batch: Batch, data: bytes) -> bytes:
         """The events in `data`, which follow from the batch, and those held before, once they are
         kept. The caller must send them."""
-        if self._unkept or (batch and self.state == "kept"):
-            await self._append_now(batch)
+        if batch and self.state == "kept":
+            self.keep_soon(batch, b"")
+        if self._unkept:
+            await self._writer.written()
         return self._take_held() + self.number(data)
 
-    def keep_soon(self, batch: Batch, data: bytes, send: Callable[[bytes], bool]) -> None:
-        """As keep(), without waiting. If `send` returns False, the events are held."""
-        self._append(batch, partial(self._send_kept, data, send))
+    def keep_soon(self, batch: Batch, data: bytes) -> None:
+        """As keep(), without waiting: `send` gets the events."""
+        cached = self.cached() if batch[-1][1].finish is not None else None
+        deltas = [kept_delta(delta) for _, delta in batch]
+        self._append(self._writer.log.encode_deltas(deltas, cached), data)
 
     async def keep_error(self, error: ErrorRecord, data: bytes) -> bytes:
         """The event of an error that ends the stream. One that may pass is not kept: who resumes
@@ -111,7 +114,8 @@ class KeptStream:
         if error.retryable or self.state != "kept":
             return self._take_held() + data
         if self.resumed is None or self.resumed.error is None:  # else it was kept before
-            await self._append_now(self._writer.log.encode(ResumeEntry(error=error)))
+            self._append(self._writer.log.encode(ResumeEntry(error=error)))
+            await self._writer.written()
         return self._take_held() + self.number(data)
 
     def replay(self, data: bytes) -> bytes:
@@ -134,7 +138,9 @@ class KeptStream:
                 self._count = 0
                 return RESET_ID + data
             return data
-        if data.find(b"\n\n") == len(data) - 2:  # mostly one event
+        # Mostly one event, often of one line: finding two bytes takes 0.3 us, one byte less.
+        line = data.find(b"\n")
+        if data.find(b"\n\n", line) == len(data) - 2:
             self._count += 1
             if self._count <= self._seen:
                 return b""
@@ -149,7 +155,7 @@ class KeptStream:
         return b"".join(numbered)
 
     def renew(self) -> None:
-        self._append(b"")
+        self._put(b"", self._position)
 
     def take(self) -> None:
         self._end("taken")
@@ -157,7 +163,7 @@ class KeptStream:
     def forget(self) -> None:
         """Delete the stream: nobody may resume it."""
         if self.state == "kept":
-            self._append(DELETE)
+            self._put(b"", -1)
             self._end("lost")
 
     def close(self) -> None:
@@ -167,51 +173,33 @@ class KeptStream:
 
     # --- entries ----------------------------------------------------------------------------------
 
-    def append_of(self, entry: Batch | bytes) -> Append:
-        """What the writer sends for a batch, or for bytes as they are."""
-        if not entry:
-            entry = b""
-        if entry is DELETE:
-            return Append(self.id, self._fence, -1, 0, b"")
-        position = self._position
-        if not isinstance(entry, bytes):
-            deltas = [delta for _, delta in entry]
-            cached = self.cached() if deltas[-1].finish is not None else None
-            entry = self._writer.log.encode_deltas(deltas, cached)
-        if entry and self.state == "kept":
-            self._position += 1
-            self._count_bytes(len(entry))
-        return Append(self.id, self._fence, position, self._lifetime_ms, entry)
-
-    def on_result(self, result: int) -> None:
+    def on_result(self, result: int, events: bytes) -> None:
         self._unkept -= 1
         if result != KEPT:
             self._end("taken" if result == FENCED else "lost")
         elif self._bytes > MAX_STREAM_BYTES:
             self.forget()
+        if events and self.state != "taken":
+            data = self.number(events)
+            if self.held or not self.send(data):
+                self.held += data
 
-    def _append(self, entry: Batch | bytes, done: Callable[[], object] = lambda: None) -> None:
+    def _append(self, entry: bytes, events: bytes = b"") -> None:
+        """The next entry of a stream that is kept."""
+        self._count_bytes(len(entry))
+        self._put(entry, self._position, events)
+        self._position += 1
+
+    def _put(self, entry: bytes, position: int, events: bytes = b"") -> None:
         self._unkept += 1
-        self._writer.append(self, entry, done)
-
-    async def _append_now(self, entry: Batch | bytes) -> None:
-        """Wait until the entry, and all before it, have a result."""
-        written = asyncio.Event()
-        self._append(entry, written.set)
-        await written.wait()
+        append = (self.id, self._fence, position, self._lifetime_ms, entry)
+        self._writer.append(self, append, events)
 
     def _become_kept(self, size: int) -> None:
         if self.state == "new":
             self.state = "kept"
             self._writer.live[self.id] = self
             self._count_bytes(size)
-
-    def _send_kept(self, data: bytes, send: Callable[[bytes], bool]) -> None:
-        if self.state == "taken":
-            return
-        data = self.number(data)
-        if self.held or not send(data):
-            self.held += data
 
     def _take_held(self) -> bytes:
         held, self.held = self.held, b""

@@ -1,7 +1,7 @@
 """Writes the entries of all resumable streams of this router to the index.
 
-In: streams with batches of deltas. Out: one command for all that came since the last one, and then
-a call per batch. An event waits for its entry: what a client has, any router can repeat.
+In: entries of streams, each with the events that wait for it. Out: one command for all that came
+since the last one, and then their results. What a client has, any router can repeat.
 """
 
 from __future__ import annotations
@@ -14,7 +14,6 @@ from typing import Protocol
 
 from baton_kvstore.errors import StoreUnavailable
 from baton_kvstore.index.resume_log import GONE, KEPT, Append, ResumeLog
-from baton_router.requests.output_queue import Batch
 
 RENEW_S = 1.0
 # Between two commands, so that streams of many nodes share them: one takes 100 us.
@@ -29,12 +28,9 @@ logger = logging.getLogger(__name__)
 class OwnStream(Protocol):
     """A stream of this router."""
 
-    def append_of(self, entry: Batch | bytes) -> Append:
-        """The next append of the stream."""
-        ...
-
-    def on_result(self, result: int) -> None:
-        """KEPT, GONE (also if the index fails) or FENCED: what became of an append."""
+    def on_result(self, result: int, events: bytes) -> None:
+        """KEPT, GONE (also if the index fails) or FENCED: what became of an append, and the events
+        that waited for it."""
         ...
 
     def renew(self) -> None: ...
@@ -54,16 +50,23 @@ class ResumeWriter:
         self.kept_bytes = 0
         self._clock = clock
         self._ended: deque[tuple[float, int]] = deque()
-        self._pending: list[tuple[OwnStream, Batch | bytes, Callable[[], object]]] = []
+        self._pending: list[tuple[OwnStream, Append, bytes]] = []
+        self._waiters: list[asyncio.Future[None]] = []
         self._task: asyncio.Task[None] | None = None
         self._sent_at = 0.0  # loop time
 
-    def append(self, stream: OwnStream, entry: Batch | bytes, done: Callable[[], object]) -> None:
-        """Write what follows in the stream. `done` is called after the stream has the result, in
-        the order of the appends."""
-        self._pending.append((stream, entry, done))
+    def append(self, stream: OwnStream, append: Append, events: bytes = b"") -> None:
+        """Write what follows in the stream. Results come in the order of the appends."""
+        self._pending.append((stream, append, events))
         if self._task is None:
             self._task = asyncio.create_task(self._send())
+
+    async def written(self) -> None:
+        """Wait until all appends so far have their results."""
+        if self._task is not None:
+            waiter = asyncio.get_running_loop().create_future()
+            self._waiters.append(waiter)
+            await waiter
 
     def has_room(self, size: int) -> bool:
         """Whether another stream may begin with this many bytes."""
@@ -97,24 +100,29 @@ class ResumeWriter:
     async def _send(self) -> None:
         loop = asyncio.get_running_loop()
         try:
-            while self._pending:
-                if (early_s := self._sent_at + PAUSE_S - loop.time()) > 0:
+            while self._pending or self._waiters:
+                if self._pending and (early_s := self._sent_at + PAUSE_S - loop.time()) > 0:
                     await asyncio.sleep(early_s)
-                self._sent_at = loop.time()
                 batch, self._pending = self._pending, []
-                try:
-                    results = await self.log.append(
-                        [stream.append_of(entry) for stream, entry, _ in batch]
-                    )
-                except StoreUnavailable as error:
-                    logger.warning("streams can no longer be resumed: %s", error)
-                    # A renewal may fail: the stream has not changed.
-                    results = [GONE if entry else KEPT for _, entry, _ in batch]
-                for (stream, _, done), result in zip(batch, results, strict=True):
-                    try:
-                        stream.on_result(result)
-                        done()
-                    except Exception:  # our bug; the other streams go on
-                        logger.exception("writing a kept stream failed")
+                waiters, self._waiters = self._waiters, []
+                if batch:
+                    self._sent_at = loop.time()
+                    results = await self._write([append for _, append, _ in batch])
+                    for (stream, _, events), result in zip(batch, results, strict=True):
+                        try:
+                            stream.on_result(result, events)
+                        except Exception:  # our bug; the other streams go on
+                            logger.exception("writing a kept stream failed")
+                for waiter in waiters:
+                    if not waiter.done():  # else its call was cancelled
+                        waiter.set_result(None)
         finally:
             self._task = None
+
+    async def _write(self, appends: list[Append]) -> list[int]:
+        try:
+            return await self.log.append(appends)
+        except StoreUnavailable as error:
+            logger.warning("streams can no longer be resumed: %s", error)
+            # A renewal may fail: the stream has not changed.
+            return [GONE if entry else KEPT for _, _, _, _, entry in appends]

@@ -47,7 +47,7 @@ async def log(single: EmbeddedStore) -> AsyncIterator[ResumeLog]:
 
 
 def append(log: ResumeLog, at: int, fence: int = FIRST_FENCE) -> Append:
-    return Append(ID, fence, at, LIFE_MS, log.encode(ENTRIES[at]))
+    return (ID, fence, at, LIFE_MS, log.encode(ENTRIES[at]))
 
 
 async def test_a_reader_gets_head_and_entries_in_order_and_each_entry_once(log: ResumeLog) -> None:
@@ -65,7 +65,7 @@ async def test_an_earlier_owner_changes_nothing(log: ResumeLog) -> None:
     await log.append([append(log, 0)])
     claim = await log.claim(ID, LIFE_MS)
     assert claim is not None
-    delete = Append(ID, FIRST_FENCE, -1, LIFE_MS, b"")
+    delete = (ID, FIRST_FENCE, -1, LIFE_MS, b"")
     assert await log.append([append(log, 1), delete]) == [FENCED, FENCED]
     assert await log.begin(ID, FIRST_FENCE, b"", LIFE_MS) == FENCED
     assert await log.begin(ID, claim.fence, log.encode_head(HEAD), LIFE_MS) == KEPT
@@ -87,7 +87,7 @@ async def test_each_key_expires_after_the_last_append_or_renewal(
     with plain_client(single.index_url) as client:
         for key in (KEY, KEY + b":log"):
             assert 0 < client.pttl(key) <= LIFE_MS
-        await log.append([Append(ID, FIRST_FENCE, 0, 2 * LIFE_MS, b"")])
+        await log.append([(ID, FIRST_FENCE, 0, 2 * LIFE_MS, b"")])
         for key in (KEY, KEY + b":log"):
             assert LIFE_MS < client.pttl(key) <= 2 * LIFE_MS
         client.pexpire(KEY, 0)
@@ -98,7 +98,7 @@ async def test_each_key_expires_after_the_last_append_or_renewal(
 
 
 async def test_a_deleted_stream_leaves_nothing(log: ResumeLog, single: EmbeddedStore) -> None:
-    await log.append([append(log, 0), Append(ID, FIRST_FENCE, -1, LIFE_MS, b"")])
+    await log.append([append(log, 0), (ID, FIRST_FENCE, -1, LIFE_MS, b"")])
     with plain_client(single.index_url) as client:
         assert client.keys("r1:*") == []
 

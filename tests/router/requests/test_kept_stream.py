@@ -87,8 +87,9 @@ async def test_what_the_connection_does_not_take_is_sent_later_in_order(
         sent.append(data)
         return True
 
+    stream.send = send
     for at in range(4):
-        stream.keep_soon([(0, delta(1, at))], EVENT, send)
+        stream.keep_soon([(0, delta(1, at))], EVENT)
     assert sent == []  # the index does not have their tokens yet
     last = await stream.keep([(0, delta(1, 4))], EVENT)
     numbered = [b"id: %032x:%d\n%b" % (1, number, EVENT) for number in range(1, 6)]
