@@ -39,7 +39,7 @@ from tests.support.project.entry_points import (
 Report = Callable[[str, object], None]
 MB = 1e6
 # The limit for what a Dockerfile adds to its base, for images without torch.
-MAX_ADDED_BYTES = 180 * MB  # 171 MB now, of which uvloop has 14 and llguidance 8
+MAX_ADDED_BYTES = 200 * MB  # 189 MB now, of which obstore has 17, uvloop 14 and llguidance 8
 END_S = 120.0
 # Like a container in Kubernetes; it shares only /dev and, here, the network with this machine. The
 # shell stays the first process: if it is killed, the kernel kills all others.

@@ -128,7 +128,8 @@ def _block_schema(kind: str) -> Json:
 
 
 def _message_schema(role: str, held: Sequence[str]) -> Json:
-    block = schema_of(BlockFields) | {"anyOf": [_block_schema(kind) for kind in held]}
+    kinds = [_block_schema(kind) for kind in held]
+    block = schema_of(BlockFields) | {"anyOf" if len(kinds) > 1 else "allOf": kinds}
     content = {"anyOf": [{"type": "string"}, {"type": "array", "items": block}]}
     return {
         "properties": {"role": {"enum": [role]}, "content": content},

@@ -28,6 +28,7 @@ from baton_router.http.openapi_operation import (
 )
 from baton_router.http.openapi_operations import OPERATIONS
 from baton_router.http.prefixes import PrefixFields
+from baton_router.http.server_info import VERSION
 from baton_router.openai.fields.batch_chat import BatchChatFields
 from baton_router.openai.fields.chat import ChatFields
 from baton_router.openai.fields.completions import CompletionFields
@@ -77,6 +78,7 @@ TAGS: Mapping[Tag, str] = {
 }
 INFO: Json = {
     "title": "Baton",
+    "version": VERSION,
     "description": "OpenAI's API and Anthropic's Messages API for the models of one pool, and the "
     "routes for its operators. "
     "API keys are required only if the router has a file of keys.",

@@ -24,7 +24,7 @@ from baton_router.openai.fields.unserved import UnservedFields
 
 MAX_TEXTS = 2048  # of one call, as OpenAI allows
 _SEVERAL: Json = {"type": "array", "minItems": 1, "maxItems": MAX_TEXTS}
-_GIVEN: Schema = {"type": ["string", "array"]}
+_GIVEN: Schema = {"anyOf": [{"type": "string"}, {"type": "array", "items": {}}]}
 _NULL: Schema = {"type": "null"}
 # The names of the two sides of pairs, of which a body has one.
 SIDES = (("text_1", "text_2"), ("queries", "documents"), ("data_1", "data_2"))

@@ -22,7 +22,7 @@ class OutputText(Closed, tag_field="type", tag="output_text"):
     """`logprobs` are empty unless the client asks for them."""
 
     text: str
-    annotations: list[Any]
+    annotations: list[dict[str, Any]]
     logprobs: list[ChatPosition]
 
 
@@ -45,7 +45,7 @@ class ReasoningItem(Closed, tag_field="type", tag="reasoning"):
 
     id: str
     status: ItemStatus
-    summary: list[Any]
+    summary: list[dict[str, Any]]
     content: list[ReasoningText]
     encrypted_content: str | None
 
