@@ -21,6 +21,9 @@ from baton_protocol.request import PositionLogprobs, Request
 from baton_protocol.sampling import MAX_CHOICES, FinishReason
 from baton_protocol.store import Kind
 
+# The first fields of a KeptDelta, with the same encoding. A record takes twice as long.
+PlainDelta = tuple[int, tuple[int, ...], str]
+
 
 class ResumeHead(msgspec.Struct, frozen=True, kw_only=True):
     """How a stream began. `route` and `body` are those of the client's call, `model` the name it
@@ -54,10 +57,6 @@ class KeptDelta(msgspec.Struct, frozen=True, array_like=True, gc=False):
     stop: str | int | None = None
     logprobs: tuple[PositionLogprobs, ...] = ()
     prompt_logprobs: tuple[PositionLogprobs, ...] = ()
-
-
-# The first fields of a KeptDelta, with the same encoding. A record takes twice as long.
-PlainDelta = tuple[int, tuple[int, ...], str]
 
 
 class ResumeEntry(msgspec.Struct, frozen=True, array_like=True, gc=False):

@@ -13,6 +13,12 @@ from baton_protocol.store import NodeLoad
 
 MetricNames = Literal["baton", "vllm"]
 METRIC_NAMES: tuple[MetricNames, ...] = get_args(MetricNames)
+RUNNING, WAITING = "vllm:num_requests_running", "vllm:num_requests_waiting"
+KV_USAGE = "vllm:kv_cache_usage_perc"
+# Its value is 1; load balancers that know prefixes read its labels.
+CACHE_CONFIG = "vllm:cache_config_info"
+CACHE_CONFIG_HELP = "The KV cache: tokens of a block, and number of blocks."
+CACHE_CONFIG_LABELS = ("model_name", "engine", "block_size", "num_gpu_blocks")
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,8 +49,6 @@ _KV_USAGE = LoadAlias(
     minus=("free_blocks",),
     of="total_blocks",
 )
-RUNNING, WAITING = "vllm:num_requests_running", "vllm:num_requests_waiting"
-KV_USAGE = "vllm:kv_cache_usage_perc"
 LOAD_ALIASES: Mapping[str, LoadAlias] = {
     RUNNING: LoadAlias("Sequences in the running batch.", ("running",)),
     WAITING: LoadAlias("Sequences that wait to be scheduled or for KV.", ("waiting", "parked")),
@@ -86,12 +90,6 @@ LOAD_ALIASES: Mapping[str, LoadAlias] = {
         "Drafts that were the next tokens.", ("accepted_drafts_total",)
     ),
 }
-
-
-# Its value is 1; load balancers that know prefixes read its labels.
-CACHE_CONFIG = "vllm:cache_config_info"
-CACHE_CONFIG_HELP = "The KV cache: tokens of a block, and number of blocks."
-CACHE_CONFIG_LABELS = ("model_name", "engine", "block_size", "num_gpu_blocks")
 
 
 def metric_names(given: Iterable[str]) -> MetricNames:

@@ -24,6 +24,8 @@ from baton_protocol.sampling import SamplingParams
 
 # What a model has to answer with, and the methods of LLM that ask for it.
 METHODS = {"embed": "embed() and score()", "classify": "classify() and score()"}
+Item = TypeVar("Item")
+Other = TypeVar("Other")
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,8 +64,6 @@ class ScoringOutput:
     score: float
 
 
-Item = TypeVar("Item")
-Other = TypeVar("Other")
 Output = TypeVar("Output", PoolingOutput, EmbeddingOutput, ClassificationOutput, ScoringOutput)
 
 

@@ -28,8 +28,8 @@ def _openai_error_event(error: ErrorRecord) -> bytes:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Dialect:
-    """`endpoint` names the route in metrics, logs and explanations, `operation` in traces (as
-    OpenTelemetry's `gen_ai.operation.name`). `prefix` begins the ids of its answers. `parse` raises
+    """`endpoint` names the route in metrics, logs and explanations, `operation` in traces (in
+    OpenTelemetry's terms). `prefix` begins the ids of its answers. `parse` raises
     InvalidRequest and MalformedBody. `error_body` makes the record of an error's JSON from the
     error and the request's id; `error_event` is an error of a stream that shows nothing yet.
     `waiting` keeps a stream without tokens alive. `id_header` names the header in which its clients

@@ -34,6 +34,22 @@ ROLES = ("user", "assistant", "system", "developer")
 KINDS = ("message", "function_call", "function_call_output", "reasoning")
 PLAIN = "baton1:"  # begins `encrypted_content` of Baton
 _ROLE, _TEXT, _ID = choice(*ROLES), text(), text(MAX_ID)
+_STRING: Json = {"type": "string"}
+_PARTS: Json = {
+    "type": "array",
+    "items": {
+        "anyOf": [
+            {
+                "type": "object",
+                "properties": {"type": {"const": kind}, name: _STRING},
+                "required": ["type", name],
+            }
+            for kind, name in TEXTS.items()
+        ]
+    },
+}
+_CONTENT: Json = {"anyOf": [_STRING, _PARTS]}
+_ID_SCHEMA = nullable(_ID.schema)
 
 
 class ItemFields(FieldTable, open=True):
@@ -59,24 +75,6 @@ class ItemFields(FieldTable, open=True):
     )
     status = ignored(ANYTHING, "an item of an answer has it")
     phase = ignored(ANYTHING, "an item of an answer has it")
-
-
-_STRING: Json = {"type": "string"}
-_PARTS: Json = {
-    "type": "array",
-    "items": {
-        "anyOf": [
-            {
-                "type": "object",
-                "properties": {"type": {"const": kind}, name: _STRING},
-                "required": ["type", name],
-            }
-            for kind, name in TEXTS.items()
-        ]
-    },
-}
-_CONTENT: Json = {"anyOf": [_STRING, _PARTS]}
-_ID_SCHEMA = nullable(_ID.schema)
 
 
 def _item_schema(kind: str, needed: Mapping[str, Schema]) -> Json:

@@ -14,6 +14,8 @@ from baton_router.openai.messages import MESSAGES
 
 _ONE_PIECE = "the answers come together"
 _NO_TOOLS = "answers of a batch call no functions"
+# None, so that the rules of tools are those of a chat without any.
+_NO_CHOICE = only(("none",), unsupported(_NO_TOOLS))
 
 
 def _read_conversations(at: str, value: Any) -> list[list[Json]]:
@@ -32,8 +34,6 @@ CONVERSATIONS = ValueKind(
     MESSAGES.members,
     listed=True,
 )
-# None, so that the rules of tools are those of a chat without any.
-_NO_CHOICE = only(("none",), unsupported(_NO_TOOLS))
 
 
 def _read_no_choice(at: str, value: Any) -> None:
