@@ -7,7 +7,7 @@ RequestFailed   a request ended in an error that a node, or the loss of one, cau
 
 from __future__ import annotations
 
-from baton_protocol.errors import BatonError, ErrorRecord
+from baton_protocol.errors import BatonError, ErrorRecord, InternalError
 
 
 class StartError(OSError):
@@ -33,3 +33,10 @@ class RequestFailed(Exception):
 def error_record(error: BatonError | RequestFailed) -> ErrorRecord:
     """The error as its client receives it."""
     return error.record() if isinstance(error, BatonError) else error.error
+
+
+def router_failed(request_id: str) -> ErrorRecord:
+    """The error for a client whose request met a bug of the router, which the caller has logged."""
+    return InternalError(
+        f"the router failed; its log has the cause under request {request_id}"
+    ).record()

@@ -19,11 +19,11 @@ import msgspec
 from aiohttp import web
 from aiohttp.typedefs import Handler, Middleware
 
-from baton_protocol.errors import BatonError, ErrorRecord, InternalError
+from baton_protocol.errors import BatonError, ErrorRecord
 from baton_router.auth import Tenants
 from baton_router.batches.files import Files
 from baton_router.batches.journal import Journal
-from baton_router.errors import RequestFailed, StartError, error_record
+from baton_router.errors import RequestFailed, StartError, error_record, router_failed
 from baton_router.http.batch_routes import BatchRoutes
 from baton_router.http.browser_guard import BrowserGuard, check_type
 from baton_router.http.cors import Cors, is_preflight
@@ -229,10 +229,7 @@ async def _answer(
         logger.exception(
             "%s %s failed", request.method, request.path, extra={"request": request_id}
         )
-        failure = InternalError(
-            f"the router failed; its log has the cause under request {request_id}"
-        )
-        response = _error_response(request, failure.record())
+        response = _error_response(request, router_failed(request_id))
     return response
 
 

@@ -14,22 +14,18 @@ import hashlib
 import logging
 import random
 from collections.abc import Callable
-from functools import partial
 
 import msgspec
 
-from baton_protocol.errors import BatonError, ErrorRecord, InternalError, InvalidRequest
+from baton_protocol.errors import BatonError, ErrorRecord, InvalidRequest
 from baton_router.auth import Tenant
 from baton_router.batches.journal import LineAnswer
 from baton_router.batches.lines import RawLine, answered_line, read_line
 from baton_router.batches.records import BatchOrder
-from baton_router.errors import RequestFailed, error_record
-from baton_router.http.body_limits import SMALL
+from baton_router.errors import RequestFailed, error_record, router_failed
+from baton_router.http.body_limits import parse_body
 from baton_router.http.dialects import DIALECTS
 from baton_router.http.generation import GenerationRoutes
-from baton_router.openai.call import Call
-from baton_router.openai.dialect import Dialect
-from baton_router.openai.json_body import check_size
 from baton_router.requests.context import RequestContext
 from baton_router.responses.call import ResponseCall
 
@@ -101,9 +97,7 @@ class BatchLines:
                 failure = error_record(error)
             except Exception:
                 logger.exception("a line of %s failed", order.id, extra={"request": request_id})
-                failure = InternalError(
-                    f"the router failed; its log has the cause under request {request_id}"
-                ).record()
+                failure = router_failed(request_id)
             if failure is None or failure.status not in LATER:
                 if failure is not None:
                     body = msgspec.json.encode(dialect.error_body(failure, request_id))
@@ -122,7 +116,8 @@ class BatchLines:
     ) -> bytes:
         """Ask once. Raise BatonError, RequestFailed."""
         dialect, generation = DIALECTS[order.endpoint], self._generation
-        call = await self._parse(dialect, bytearray(body))
+        lock = generation.intake.bodies.huge_body_lock
+        call = await parse_body(bytearray(body), dialect.parse, lambda: lock)
         if call.options.stream:
             raise InvalidRequest(
                 "stream is true; a request of a batch has no stream, leave it out", param="stream"
@@ -140,17 +135,6 @@ class BatchLines:
         context.tenant = tenant
         one.context = context
         return await generation.ask(call, context, rng=random.Random(_seed(order.id, number)))
-
-    async def _parse(self, dialect: Dialect, body: bytearray) -> Call:
-        if len(body) <= SMALL:
-            return dialect.parse(body)
-        async with self._generation.intake.bodies.huge_body_lock:
-            return await asyncio.to_thread(partial(_parse_large, dialect, body))
-
-
-def _parse_large(dialect: Dialect, body: bytearray) -> Call:
-    check_size(body)
-    return dialect.parse(body)
 
 
 def _pause_s(failure: ErrorRecord, pause_s: float) -> float:

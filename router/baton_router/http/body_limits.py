@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator, Callable
-from contextlib import asynccontextmanager
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from typing import TypeVar
 
 from aiohttp import web
@@ -71,6 +71,23 @@ class BodyLimits:
         return self._huge_body_lock
 
 
+async def parse_body(
+    data: bytearray,
+    parse: Callable[[bytearray], T],
+    turn: Callable[[], AbstractAsyncContextManager[None]],
+) -> T:
+    """Parse a body, a large one in a thread and within `turn`."""
+    if len(data) <= SMALL:
+        return parse(data)
+
+    def checked() -> T:
+        check_size(data)
+        return parse(data)
+
+    async with turn():
+        return await asyncio.to_thread(checked)
+
+
 class Body:
     """One request body. `data` is empty once it is parsed."""
 
@@ -121,15 +138,7 @@ class Body:
     async def parsed(self, parse: Callable[[bytearray], T]) -> T:
         """Parse the body, a large one in a thread. Releases its bytes."""
         data, self.data = self.data, bytearray()
-        if len(data) <= SMALL:
-            return parse(data)
-
-        def checked() -> T:
-            check_size(data)
-            return parse(data)
-
-        async with self.turn():
-            return await asyncio.to_thread(checked)
+        return await parse_body(data, parse, self.turn)
 
     @asynccontextmanager
     async def turn(self) -> AsyncIterator[None]:

@@ -10,10 +10,11 @@ import asyncio
 import logging
 from collections.abc import Sequence
 
-from baton_protocol.errors import BatonError, ErrorRecord, InternalError
+from baton_protocol.errors import BatonError, ErrorRecord
 from baton_router.admission.admission import Admission
 from baton_router.admission.budgets import BudgetBooking
 from baton_router.admission.keep_alive import KeepAlive
+from baton_router.errors import router_failed
 from baton_router.openai.answers import Usage
 from baton_router.requests.context import RequestContext
 from baton_router.requests.dispatcher import Dispatcher
@@ -103,7 +104,4 @@ class PromptStarter:
             output.put_error(refusal.record())
         except Exception:
             logger.exception("starting a prompt failed", extra={"request": self._context.id})
-            error = InternalError(
-                f"the router failed; its log has the cause under request {self._context.id}"
-            )
-            output.put_error(error.record())
+            output.put_error(router_failed(self._context.id))

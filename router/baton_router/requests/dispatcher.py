@@ -23,10 +23,11 @@ from functools import partial
 
 import msgspec
 
-from baton_protocol.errors import ErrorRecord, InternalError, Unavailable
+from baton_protocol.errors import ErrorRecord, Unavailable
 from baton_protocol.ids import NodeId, RequestId
 from baton_protocol.link import Deltas, JobFailed, PrefillDone, PrefillJob, RunJob, ToNode
 from baton_protocol.resume import ResumeState
+from baton_router.errors import router_failed
 from baton_router.metrics.router_metrics import RouterMetrics
 from baton_router.nodes.fleet import Fleet
 from baton_router.nodes.link import Loss
@@ -414,10 +415,7 @@ class Dispatcher:
 
     def _end_after_bug(self, request: InFlightRequest) -> None:
         logger.exception("placing the request failed", extra={"request": request.id})
-        error = InternalError(
-            f"the router failed; its log has the cause under request {request.id}"
-        )
-        self.cancel_request(request, error.record())
+        self.cancel_request(request, router_failed(request.id))
 
     def _cancel_task(self, request: InFlightRequest) -> None:
         if request.task is not None and request.task is not asyncio.current_task():
