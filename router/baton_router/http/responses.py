@@ -38,6 +38,7 @@ from baton_router.http.observers import CONTEXT
 from baton_router.http.resumes import last_event
 from baton_router.openai.answers import CommonFields
 from baton_router.requests.context import RequestContext
+from baton_router.requests.detached import DetachedWork
 from baton_router.requests.tokenize import tokenize_prompt
 from baton_router.responses.call import RESPONSES, ResponseCall
 from baton_router.responses.kept import UNFINISHED, KeptResponses, error_of
@@ -71,7 +72,7 @@ class ResponseRoutes:
         self._kept = kept
         self._generation = generation
         self._new_id = new_id
-        self._making: set[asyncio.Task[None]] = set()
+        self._making = DetachedWork()
 
     def routes(self) -> list[web.RouteDef]:
         return [
@@ -169,11 +170,7 @@ class ResponseRoutes:
     async def shut_down(self) -> None:
         """Wait until the responses in the background have noted how they ended; their requests
         have been ended before."""
-        if self._making:
-            await asyncio.wait(self._making, timeout=FAREWELL_S)
-        for task in self._making:
-            task.cancel()
-        await asyncio.gather(*self._making, return_exceptions=True)
+        await self._making.cancel_all(FAREWELL_S)
         await self._kept.close()
 
     # --- one response -----------------------------------------------------------------------------
@@ -221,9 +218,7 @@ class ResponseRoutes:
         tenant = context.tenant_name
         await self._kept.write(tenant, response, call.items)
         await self._kept.lease(tenant, response.id)
-        task = asyncio.create_task(self._make(call, context, response))
-        self._making.add(task)
-        task.add_done_callback(self._making.discard)
+        self._making.start(self._make(call, context, response))
         return json_response(response)
 
     def _model_name(self, call: ResponseCall) -> str:

@@ -23,8 +23,13 @@ class DetachedWork:
         task.add_done_callback(self._tasks.discard)
         return task
 
-    async def cancel_all(self) -> None:
-        """End all work, and wait until it has ended."""
+    def __len__(self) -> int:
+        return len(self._tasks)
+
+    async def cancel_all(self, patience_s: float = 0.0) -> None:
+        """End all work that does not end by itself in time, and wait until it has ended."""
+        if patience_s and self._tasks:
+            await asyncio.wait(self._tasks, timeout=patience_s)
         tasks = list(self._tasks)
         for task in tasks:
             task.cancel()
