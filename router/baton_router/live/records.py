@@ -40,7 +40,7 @@ class Totals(msgspec.Struct, frozen=True, kw_only=True):
 class Latency(msgspec.Struct, frozen=True, kw_only=True):
     """Latencies since the snapshot before. `prediction_error` is the difference between predicted
     and measured time until a request decodes, and `cache_hit_rate` the share of prompt tokens that
-    nodes did not have to compute."""
+    nodes did not have to compute; both are of the calls in `ended`."""
 
     ttft_p50_ms: float | None = None
     ttft_p99_ms: float | None = None
@@ -51,8 +51,9 @@ class Latency(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class LiveNode(msgspec.Struct, frozen=True, kw_only=True):
-    """A node. `free_blocks` includes `cached_blocks`. Bytes are those of KV that it fetched from
-    the store (in) and published there (out)."""
+    """A node. `free_blocks` includes `cached_blocks`. `running` and `waiting` count sequences, also
+    those of other routers. Bytes are those of KV that it fetched from the store (in) and put into
+    it (out). A viewer who is no admin gets the id, the role and the state."""
 
     id: str
     role: Role
@@ -131,7 +132,8 @@ class PlannerDecision(msgspec.Struct, frozen=True):
 
 class Snapshot(msgspec.Struct, frozen=True, kw_only=True):
     """The pool as this router sees it. `at_ms` is in Unix milliseconds, for charts. `requests` are
-    the oldest ones; `requests_left_out` counts the others. `decisions` has the newest first."""
+    the oldest ones; `requests_left_out` counts the others. `ended` are the last ones since the
+    snapshot before. `decisions` has the newest first."""
 
     at_ms: int
     pool: str
