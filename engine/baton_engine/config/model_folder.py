@@ -28,6 +28,9 @@ HUB_TIMEOUT_S = 5.0
 SMALL_FILES = ("*.json", "*.jinja", "LICENSE*")
 HUB_FILES = (*SMALL_FILES, "*.safetensors")
 
+# What to do about a folder that lacks files.
+FETCH_AGAIN = "fetch the whole model (baton model fetch hf://ORG/NAME --to DIR)"
+
 _HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*(/[A-Za-z0-9][\w.-]*)?", re.ASCII)
 
 
@@ -108,13 +111,17 @@ def _check_folder(folder: Path, weights: bool) -> None:
         needed.insert(0, "config.json")
     for name in needed:
         if not (folder / name).is_file():
-            raise ModelError(f"--model {folder} is not a model folder: it has no {name}")
+            raise _incomplete(folder, name)
     tensors = list(folder.glob("*.safetensors")) if weights else []
     if weights and not tensors:
-        raise ModelError(f"--model {folder} is not a model folder: it has no *.safetensors")
+        raise _incomplete(folder, "*.safetensors")
     for file in (*(folder / name for name in needed), *tensors):
         _check_readable(file, os.R_OK)
     read_config(folder)
+
+
+def _incomplete(folder: Path, name: str) -> ModelError:
+    return ModelError(f"--model {folder} is not a model folder: it has no {name}; {FETCH_AGAIN}")
 
 
 def _check_readable(path: Path, mode: int) -> None:

@@ -22,12 +22,15 @@ from baton_engine.memory.estimate import (
 from baton_engine.memory.fit import fits, least_blocks, least_length, needed_bytes
 from baton_engine.memory.remedies import remedies
 
+# Begins the list of remedies at the end of a message.
+ENOUGH = "one of these is enough"
+
 
 def check_fit(demand: MemoryDemand, room: MemoryBudget) -> None:
     """Raise SettingsError, with the numbers and the remedies, unless the demand fits."""
     if not fits(demand, room):
         ways = [remedy.text for remedy in remedies(demand, room)]
-        raise SettingsError(f"{_numbers(demand, room)}; one of these is enough: {', '.join(ways)}")
+        raise SettingsError(f"{_numbers(demand, room)}; {ENOUGH}: {', '.join(ways)}")
 
 
 def gib(size: int) -> str:

@@ -20,11 +20,14 @@ import msgspec
 
 from baton_engine.config.config_json import shown
 from baton_engine.config.model_config import ModelConfig
+from baton_engine.config.model_folder import FETCH_AGAIN
 from baton_engine.config.quantization.kv_cache import SCALES
 from baton_engine.errors import WeightsError
 
 INDEX_NAME = "model.safetensors.index.json"
 SINGLE_NAME = "model.safetensors"
+# How a file begins that stands for one outside the repository.
+LFS_POINTER = b"version https://git-lfs.github.com/spec/"
 MAX_HEADER_BYTES = 100 << 20
 ITEM_BITS = {
     "F64": 64,
@@ -98,9 +101,14 @@ def read_index(folder: Path) -> bytes | None:
 
 def weight_files(folder: Path) -> list[Path]:
     """The checkpoint's files, ordered by name. Raises WeightsError if one is missing."""
-    files = [folder / name for name in weight_names(read_index(folder), str(folder / INDEX_NAME))]
+    index = read_index(folder)
+    files = [folder / name for name in weight_names(index, str(folder / INDEX_NAME))]
     for path in files:
         if not os.path.isfile(path):
+            if index is not None:
+                raise WeightsError(
+                    f"{path} does not exist, and {INDEX_NAME} names it; {FETCH_AGAIN}"
+                )
             raise WeightsError(f"{path} does not exist; only safetensors checkpoints can be loaded")
     return files
 
@@ -111,6 +119,13 @@ def read_entries(path: Path) -> list[Entry]:
     try:
         size = path.stat().st_size
         with path.open("rb") as file:
+            start = file.read(len(LFS_POINTER))
+            if start == LFS_POINTER:
+                raise WeightsError(
+                    f"{path} is a pointer of Git LFS, not the weights; run git lfs pull in"
+                    f" {path.parent}"
+                )
+            file.seek(0)
             prefix = file.read(8)
             length = struct.unpack("<Q", prefix)[0] if len(prefix) == 8 else 0
             if not 0 < length <= min(MAX_HEADER_BYTES, size - 8):
@@ -157,7 +172,8 @@ def _check_bytes(path: Path, entries: Sequence[Entry], begin: int, size: int) ->
         begin, before = entry.end, entry.name
         if begin > size:
             raise WeightsError(
-                f"{path} is truncated: it has {size} bytes, and {entry.name} ends at byte {begin}"
+                f"{path} is truncated: it has {size} bytes, and {entry.name} ends at byte {begin};"
+                f" {FETCH_AGAIN}"
             )
     if begin < size:
         raise WeightsError(f"{path} has {size} bytes, and {before}, the last part, ends at {begin}")

@@ -37,6 +37,8 @@ SCRATCH_BYTES = 16 << 10  # every reply but a value must fit (INFO server has ab
 # destination.
 HEAD_BYTES = 64
 OLDEST_SERVER = (6, 2)  # the first version with GETEX
+LOGIN = "check the login in the URL, or --redis-username and --redis-password"
+OLD = "OLD"  # the code of a refusal: the server's version is too old
 CRLF = b"\r\n"
 # A send that makes no progress for STALL_S returns, so that the deadline is checked. On a unix
 # socket the kernel restarts that timeout for each packet of a send; a packet has at least
@@ -205,9 +207,7 @@ class RespConnection:
             if endpoint.db:
                 self.command(deadline, b"SELECT", b"%d" % endpoint.db)
         except ServerRefused as error:
-            raise ServerRefused(
-                f"{error} (check the login in the URL, or --redis-username and --redis-password)"
-            ) from error
+            raise ServerRefused(f"{error} ({LOGIN})") from error
 
     def _identify(self, deadline: float) -> ServerInfo:
         reply = self.command(deadline, b"INFO", b"server")
@@ -218,7 +218,7 @@ class RespConnection:
         numbers = tuple(int(part) for part in version.split(".")[:2] if part.isdigit())
         if numbers < OLDEST_SERVER:
             raise ServerRefused(
-                f"OLD Redis {version} at {self._endpoint.label}; 6.2 or newer is needed"
+                f"{OLD} Redis {version} at {self._endpoint.label}; 6.2 or newer is needed"
             )
         return ServerInfo(run_id, version)
 

@@ -8,8 +8,8 @@ server refuses to change, that only the user can choose, or that differ in mode 
 warning, as the commands to type. Call it once per start of a server (run id): this module keeps no
 state.
 
-`tend` talks to a server. `wanted_settings` and `care` do no I/O, so that blocking threads (data)
-and asyncio (index) share them.
+`tend` and `read_wanted` talk to a server. `wanted_settings` and `care` do no I/O, so that blocking
+threads (data) and asyncio (index) share them.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Generator, Mapping
 from dataclasses import dataclass
-from typing import Literal
+from typing import Literal, TypeVar
 
 from baton_kvstore.connection.info import info_number, parse_info
 from baton_kvstore.connection.resp import Reply
@@ -26,9 +26,11 @@ from baton_kvstore.errors import ServerRefused
 from baton_protocol.policies import StoreCare
 
 logger = logging.getLogger(__name__)
+T = TypeVar("T")
 StoreRole = Literal["data", "index"]
 Command = tuple[bytes, ...]
-Conversation = Generator[Command, Reply | ServerRefused, None]
+Conversation = Generator[Command, Reply | ServerRefused, T]
+INDEX_MEMORY = 128 << 20  # 510,000 chunks at about 260 bytes per marker
 # Limit for the replies that one client has not read yet. A reply is one value; the server charges
 # up to a quarter more than its bytes.
 REPLIES_BYTES = 16 << 20
@@ -90,7 +92,19 @@ def tend(
     `value_bytes` is the size of one stored value. A refused setting only causes a warning. Raise
     StoreUnavailable if the connection fails.
     """
-    conversation = care(role, mode, connection.label, value_bytes)
+    _converse(connection, deadline, care(role, mode, connection.label, value_bytes))
+
+
+def read_wanted(
+    connection: RespConnection, deadline: float, role: StoreRole, value_bytes: int = 0
+) -> tuple[WantedSetting, ...]:
+    """The settings that the server at the other end of an open connection should have otherwise.
+    Changes nothing. Raise StoreUnavailable if the connection fails."""
+    settings = _converse(connection, deadline, _read_settings())
+    return wanted_settings(role, settings, value_bytes)
+
+
+def _converse(connection: RespConnection, deadline: float, conversation: Conversation[T]) -> T:
     answer: Reply | ServerRefused = None
     try:
         command = next(conversation)
@@ -100,11 +114,12 @@ def tend(
             except ServerRefused as error:
                 answer = error
             command = conversation.send(answer)
-    except StopIteration:
-        return
+    except StopIteration as end:
+        result: T = end.value
+        return result
 
 
-def care(role: StoreRole, mode: StoreCare, label: str, value_bytes: int = 0) -> Conversation:
+def care(role: StoreRole, mode: StoreCare, label: str, value_bytes: int = 0) -> Conversation[None]:
     """Apply or check the settings, without I/O: yield commands and receive their replies (or
     refusals) by send(). At the end, log what was changed and what should be."""
     changed: list[WantedSetting] = []
@@ -220,7 +235,7 @@ def _of_each_client(settings: Mapping[str, str | None], value_bytes: int) -> Wan
 
 
 # --- what a server says -------------------------------------------------------------------------
-def _read_settings() -> Generator[Command, Reply | ServerRefused, dict[str, str | None]]:
+def _read_settings() -> Conversation[dict[str, str | None]]:
     """Read the settings with CONFIG GET or, if that is refused, the few that INFO shows."""
     settings: dict[str, str | None] = {}
     for name in NAMES:
@@ -232,7 +247,7 @@ def _read_settings() -> Generator[Command, Reply | ServerRefused, dict[str, str 
     return settings
 
 
-def _read_info() -> Generator[Command, Reply | ServerRefused, dict[str, str | None]]:
+def _read_info() -> Conversation[dict[str, str | None]]:
     settings: dict[str, str | None] = dict.fromkeys(NAMES)
     memory = parse_info((yield (b"INFO", b"memory")))
     settings["maxmemory"] = memory.get("maxmemory")

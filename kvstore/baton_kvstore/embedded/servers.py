@@ -27,7 +27,11 @@ import baton_kvstore
 import baton_protocol
 from baton_kvstore.connection.endpoint import parse_endpoint
 from baton_kvstore.connection.resp_connection import RespConnection
-from baton_kvstore.connection.server_settings import REPLIES_BYTES, clients_limit
+from baton_kvstore.connection.server_settings import (
+    INDEX_MEMORY,
+    REPLIES_BYTES,
+    clients_limit,
+)
 from baton_kvstore.embedded import guardian
 from baton_kvstore.embedded.redis_binary import find_redis_server
 from baton_kvstore.errors import ServerFailed, ServerRefused, StoreUnavailable
@@ -36,7 +40,6 @@ from baton_protocol.layout import CHUNK_MOST_BYTES
 
 logger = logging.getLogger(__name__)
 DEFAULT_STORE_MEMORY = 1 << 30
-INDEX_MEMORY = 128 << 20  # 510,000 chunks at about 260 bytes per marker
 LONGEST_SOCKET_PATH = 99
 START_S = 10.0
 STOP_S = 6.0

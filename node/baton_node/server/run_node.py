@@ -209,7 +209,10 @@ async def _listen(
         await site.start()
     except OSError as error:
         if error.errno == errno.EADDRINUSE:
-            raise SetupError(f"{where} is in use; choose another --port") from error
+            raise SetupError(
+                f"{where} is in use (`baton doctor --port {settings.port}` says by which process);"
+                " choose another --port"
+            ) from error
         raise SetupError(f"cannot listen on {where}: {error.strerror or error}") from error
     return site, runner.addresses[0][1]
 

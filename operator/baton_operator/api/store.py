@@ -11,7 +11,7 @@ from typing import Annotated, ClassVar
 from msgspec import Meta, field
 
 from baton_kvstore.connection.endpoint import parse_endpoint
-from baton_kvstore.embedded.servers import INDEX_MEMORY
+from baton_kvstore.connection.server_settings import INDEX_MEMORY
 from baton_kvstore.errors import StoreMisconfigured
 from baton_kvstore.settings import StoreSettings
 from baton_operator.api.cel import CelRule, both, matches, ruled

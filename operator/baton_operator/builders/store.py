@@ -8,7 +8,8 @@ and the index must never evict. Every client needs the pool's password.
 from __future__ import annotations
 
 from baton_kvstore.connection.endpoint import DEFAULT_PORT
-from baton_kvstore.embedded.servers import INDEX_MEMORY, optional_settings
+from baton_kvstore.connection.server_settings import INDEX_MEMORY
+from baton_kvstore.embedded.servers import optional_settings
 from baton_operator.api.pool import Pool
 from baton_operator.api.resources import Resources
 from baton_operator.builders.child import ChildIdentity, Manifest

@@ -97,6 +97,7 @@ class Api:
         self._client.user_agent = FIELD_MANAGER
         self._count = count
         self.missing: set[ObjectKind] = set()
+        self.date = ""  # the header Date of the last answer
         self._timeout_s = timeout_s
 
     async def close(self) -> None:
@@ -192,6 +193,16 @@ class Api:
         listed = await self._send("list", kind.path(namespace), query={"fieldSelector": selector})
         return list(listed["items"] or ())
 
+    async def call(
+        self,
+        verb: Verb,
+        path: str,
+        body: Body | None = None,
+        query: Mapping[str, object] | None = None,
+    ) -> Body:
+        """One request for what the table of kinds does not have."""
+        return await self._send(verb, path, body, query)
+
     async def _apply(self, path: str, body: Body) -> Body:
         return await self._send("apply", path, body, {"fieldManager": FIELD_MANAGER, "force": True})
 
@@ -207,7 +218,7 @@ class Api:
         try:
             async with asyncio.timeout(self._timeout_s):
                 status, headers, data = await self._exchange(verb, path, body, query or {}, accept)
-            code = str(status)
+            code, self.date = str(status), headers.get("Date", "")
         except (aiohttp.ClientError, OSError, TimeoutError) as error:
             what = str(error) or f"no answer within {self._timeout_s:g} s"
             raise ApiUnavailable(f"{verb} {path}: {what}") from error

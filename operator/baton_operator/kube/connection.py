@@ -27,16 +27,20 @@ class ConnectionFailed(Exception):
     """There is neither a service account nor a usable kubeconfig. The message is one line."""
 
 
-async def load(environ: Mapping[str, str] = os.environ) -> Configuration:
-    """Raise ConnectionFailed if there is no login."""
+async def load(environ: Mapping[str, str] = os.environ, context: str = "") -> Configuration:
+    """`context` is one of the kubeconfig; "" is its current one. Raise ConnectionFailed if there is
+    no login."""
     configuration, loaders = Configuration(), _untyped(config)
     file = environ.get("KUBECONFIG") or os.path.expanduser("~/.kube/config")
     try:
-        if "KUBECONFIG" not in environ and "KUBERNETES_SERVICE_HOST" in environ:
+        in_pod = "KUBECONFIG" not in environ and "KUBERNETES_SERVICE_HOST" in environ
+        if in_pod and not context:
             loaders.load_incluster_config(configuration)
         else:
             await loaders.load_kube_config(
-                file, client_configuration=configuration, persist_config=False
+                *(file, context or None),
+                client_configuration=configuration,
+                persist_config=False,
             )
     except (config.ConfigException, OSError, ValueError) as error:
         raise ConnectionFailed(

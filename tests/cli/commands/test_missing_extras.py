@@ -62,3 +62,11 @@ def test_a_command_without_its_extra_names_it_in_one_line(command: Command, tmp_
     done = run_without_extras(command, tmp_path)
     assert (done.returncode, len(done.stderr.splitlines())) == (1, 1), done.stderr
     assert f"pip install '.[{command.extra}]'" in done.stderr
+
+
+def test_doctor_runs_without_an_extra_and_shows_what_is_missing(tmp_path: Path) -> None:
+    [doctor] = [one for one in COMMANDS if one.words == "doctor"]
+    done = run_without_extras(doctor, tmp_path)
+    assert done.returncode in (0, 3)  # this machine may have warnings
+    assert "torch not installed" in " ".join(done.stdout.split())
+    assert done.stderr == ""

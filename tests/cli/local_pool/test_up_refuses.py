@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import socket
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -38,9 +39,10 @@ def test_a_port_in_use_is_refused(taken: socket.socket, listening: bool) -> None
     if listening:
         taken.listen()
     port = taken.getsockname()[1]
-    assert refusal(*SIM, "--port", str(port)) == (
-        f"baton: cannot listen on 127.0.0.1:{port}: Address already in use; give another --port"
-    )
+    line = refusal(*SIM, "--port", str(port))
+    assert line.startswith(f"baton: cannot listen on 127.0.0.1:{port}: Address already in use")
+    assert line.endswith("; give another --port")
+    assert (f" by pid {os.getpid()} (" in line) is listening
 
 
 @pytest.mark.parametrize(
@@ -76,7 +78,8 @@ def test_flags_that_make_no_pool_are_refused(flags: list[str], message: str) -> 
 
 def test_a_folder_without_a_model_is_refused(tmp_path: Path) -> None:
     assert refusal("--model", str(tmp_path)) == (
-        f"baton: --model {tmp_path} is not a model folder: it has no config.json"
+        f"baton: --model {tmp_path} is not a model folder: it has no config.json; fetch the "
+        "whole model (baton model fetch hf://ORG/NAME --to DIR)"
     )
 
 

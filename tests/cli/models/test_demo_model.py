@@ -14,13 +14,13 @@ from safetensors import safe_open
 from safetensors.torch import save_file
 
 from baton_cli.models import demo_model
+from baton_cli.models.cache_folder import default_cache
 from baton_cli.models.demo_convert import EOS_ID, NUM_TENSORS, QUESTION, QUESTION_IDS
 from baton_cli.models.demo_model import (
     DEMO_NAME,
     DemoModelError,
     check_demo,
     content_digest,
-    default_cache,
     demo_folder,
     fetch_demo,
 )

@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from baton_cli.models.demo_model import default_cache
+from baton_cli.models.cache_folder import default_cache
 
 KEPT_S = 30 * 24 * 3600.0
 
