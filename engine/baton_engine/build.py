@@ -21,6 +21,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 from tempfile import mkdtemp
+from typing import TYPE_CHECKING, cast
 
 import torch
 
@@ -51,6 +52,7 @@ from baton_engine.progress import ProgressLine
 from baton_engine.runner.build_head import LoadedHead, head_proposer, load_planned
 from baton_engine.runner.cuda_card import CudaCard
 from baton_engine.runner.encoded_memory import EncodedMemory
+from baton_engine.runner.encoder_runner import EncoderRunner
 from baton_engine.runner.forward import forward_steps
 from baton_engine.runner.model_runner import TorchRunner
 from baton_engine.runner.moved_tensors import MovedTensors
@@ -69,6 +71,9 @@ from baton_engine.weights.loader import load_weights
 from baton_engine.weights.new_version import write_version
 from baton_protocol.fingerprint import TensorDigest, fingerprint
 from baton_protocol.layout import CODES
+
+if TYPE_CHECKING:
+    from baton_engine.models.bridge.encoders.model import EncoderModel
 
 # On a CPU, torch and oneDNN each cache compiled products, one per shape and 1,024 by default. Each
 # takes 0.4 MB that our memory estimate does not include. Prompts of all lengths took a small engine
@@ -91,7 +96,7 @@ def build_torch(
     processors = load_processors(settings.logits_processors, plan.config.vocab_size)
     with _no_memory_left(plan):
         loaded = _load(settings, plan)
-        plan = _profiled(plan, loaded.model, loaded.draft_model)
+        plan = _profiled(plan, loaded)
         resources = TorchResources(settings, plan, loaded)
         parts = resources.start()
     memory, plan = resources.memory, resources.plan
@@ -113,20 +118,32 @@ def build_torch(
 class _Loaded:
     """An engine's weights, the models that use them, and the digests of the target's."""
 
-    model: Model
+    model: Model | EncoderModel
     draft_model: Model | None
     head: LoadedHead | None
     digests: Sequence[TensorDigest]
+
+    @property
+    def decoder(self) -> Model:
+        """Not for an encoder."""
+        return cast("Model", self.model)
+
+    @property
+    def encoder(self) -> EncoderModel:
+        return cast("EncoderModel", self.model)
 
 
 def _load(settings: TorchSettings, plan: EnginePlan) -> _Loaded:
     weights_there = settings.load_format != "dummy"
     states = file_states(settings.model) if weights_there else {}
     digests = _digests(settings, plan)
-    model = _load_model(settings, plan)
+    model = _load_encoder(settings, plan) if plan.config.encodes else _load_model(settings, plan)
     if weights_there:
         check_unchanged(settings.model, states)
-    return _Loaded(model, _load_draft_model(plan), _load_head(plan, model), digests)
+    if plan.config.encodes:
+        return _Loaded(model, None, None, digests)
+    head = _load_head(plan, cast("Model", model))
+    return _Loaded(model, _load_draft_model(plan), head, digests)
 
 
 class TorchResources:
@@ -213,10 +230,11 @@ class TorchResources:
         config = config.limited_to(settings.max_model_len)
         head = plan_head(settings, config)
         was = self.plan
-        answers = config.pooling, config.classes
+        answers = config.pooling, config.classes, config.pooled
         asked = layout_of(settings, config), config.canonical(), config.quantization, answers
         had = was.config.canonical(), was.config.quantization
-        if asked != (was.layout, *had, (was.config.pooling, was.config.classes)):
+        answered = was.config.pooling, was.config.classes, was.config.pooled
+        if asked != (was.layout, *had, answered):
             raise SettingsError(
                 f"{settings.model} is no version of the model that runs: its config asks for other"
                 " layers, sizes or formats; start an engine with it instead"
@@ -241,14 +259,17 @@ class TorchResources:
     def start(self) -> EngineParts:
         assert self._loaded is not None, "the weights are away"
         loaded, plan = self._loaded, self.plan
+        if plan.config.encodes:
+            info = _info(self._settings, plan, loaded)
+            return EngineParts(info, EncoderRunner(loaded.encoder, self.memory), None, None)
         with _no_memory_left(plan):
-            runner = _runner(plan, loaded.model, self.memory)
+            runner = _runner(plan, loaded.decoder, self.memory)
             runner.logprobs_mode = self._settings.logprobs_mode
             if plan.exact and not runner.exact:
                 self.plan = plan = _not_exact(plan, self._settings)
             drafting: Proposer | None = _draft_model(plan, loaded.draft_model)
             if loaded.head is not None:
-                drafting = head_proposer(plan, loaded.head, runner, loaded.model.ops)
+                drafting = head_proposer(plan, loaded.head, runner, loaded.decoder.ops)
             with ProgressLine(sys.stderr) as line:
                 warm_all(runner.buckets, runner.warm, runner.warm_eager, line)
         self.buckets = runner.buckets
@@ -284,6 +305,7 @@ def _info(settings: TorchSettings, plan: EnginePlan, loaded: _Loaded) -> EngineI
         max_logprobs=settings.logprobs_of(plan.config.vocab_size),
         pooling=plan.config.pooling,
         vector_size=plan.config.vector_size,
+        whole_prompts=plan.config.encodes,
     )
 
 
@@ -311,7 +333,7 @@ def _plan(settings: TorchSettings, free: Callable[[], int | None]) -> EnginePlan
     return replace(plan, config=plan.config.limited_to(settings.max_model_len))
 
 
-def _canonical(settings: TorchSettings, plan: EnginePlan, model: Model) -> str:
+def _canonical(settings: TorchSettings, plan: EnginePlan, model: Model | EncoderModel) -> str:
     """The config's part of the fingerprint. Nodes with --batch-invariant exchange KV only with
     nodes that compute the same bits: KV of other arithmetic would change theirs."""
     canonical = plan.config.canonical()
@@ -321,6 +343,8 @@ def _canonical(settings: TorchSettings, plan: EnginePlan, model: Model) -> str:
         canonical = f"{canonical} matmul {settings.matmul_precision}"
     if plan.config.pooling:  # no node of a pool takes over another kind of request
         canonical = f"{canonical} {plan.config.pooling}"
+    if plan.config.encodes:
+        canonical = f"{canonical} {plan.config.pooled}"
     if not plan.exact:
         return canonical
     return f"{canonical} batch-invariant {_device_kind(plan)} {plan.kernels} {model.bits}"
@@ -343,7 +367,7 @@ def _digests(settings: TorchSettings, plan: EnginePlan) -> list[TensorDigest]:
     )
 
 
-def _load_model(settings: TorchSettings, plan: EnginePlan) -> Model:
+def _prepare_torch(settings: TorchSettings, plan: EnginePlan) -> None:
     torch.set_num_threads(plan.threads)
     torch.set_float32_matmul_precision(settings.matmul_precision)
     for cache in PRODUCT_CACHES:
@@ -352,6 +376,21 @@ def _load_model(settings: TorchSettings, plan: EnginePlan) -> Model:
         torch.cuda.set_device(plan.device)  # kernels are launched on the current one
     else:
         keep_freed_memory()
+
+
+def _load_encoder(settings: TorchSettings, plan: EnginePlan) -> EncoderModel:
+    # Imported here, because transformers may be missing.
+    from baton_engine.models.bridge.encoders.model import load_encoder
+
+    _prepare_torch(settings, plan)
+    slots = _slots(plan, plan.config, exact=plan.exact)
+    return load_encoder(
+        plan.config, slots, None if settings.load_format == "dummy" else settings.model
+    )
+
+
+def _load_model(settings: TorchSettings, plan: EnginePlan) -> Model:
+    _prepare_torch(settings, plan)
     slots = _slots(plan, plan.config, exact=plan.exact)
     if plan.config.bridge is not None:
         return _load_bridged(settings, plan, slots)
@@ -424,12 +463,15 @@ def _draft_model(plan: EnginePlan, model: Model | None) -> DraftModel | None:
     return DraftModel(runner, DraftKV(own.num_blocks, own.layout), limits)
 
 
-def _profiled(plan: EnginePlan, model: Model, second: Model | None) -> EnginePlan:
+def _profiled(plan: EnginePlan, loaded: _Loaded) -> EnginePlan:
     """The plan after the largest step has run, on CUDA."""
     if plan.device.type != "cuda":
         return plan
-    runner = _profile_runner(plan, model)
-    own = plan.of_draft_model
+    if plan.config.encodes:
+        memory = TorchMemory(plan.layout, PROFILE_BLOCKS, plan.device)
+        return profile(plan, EncoderRunner(loaded.encoder, memory), CudaCard(plan.device))
+    runner = _profile_runner(plan, loaded.decoder)
+    own, second = plan.of_draft_model, loaded.draft_model
     other = None if own is None or second is None else _profile_runner(own, second)
     return profile(plan, runner, CudaCard(plan.device), other)
 

@@ -53,7 +53,8 @@ ChangeLogits = Callable[[Any, Sequence[int], Sequence[int]], Any]
 class EngineInfo:
     """Properties of one engine that never change. Lengths are in tokens. `weights` is their dtype,
     or how they are quantized, as a user names it; "" without weights. `vector_size` is the most
-    numbers of a vector that a model of `pooling` answers with."""
+    numbers of a vector that a model of `pooling` answers with. With `whole_prompts` a prompt is
+    computed in one step, and never from KV of another: the model is an encoder."""
 
     kind: Literal["torch", "sim"]
     model: str
@@ -70,6 +71,7 @@ class EngineInfo:
     max_logprobs: int = MAX_LOGPROBS
     pooling: Pooling = ""
     vector_size: int = 0
+    whole_prompts: bool = False
 
 
 # --- between scheduler and runner -----------------------------------------------------------

@@ -26,18 +26,18 @@ from baton_engine.offline.pooling import (
     ClassificationRequestOutput,
     EmbeddingOutput,
     EmbeddingRequestOutput,
+    Params,
+    PooledPrompt,
     PooledRequest,
     PoolingOutput,
     PoolingRequestOutput,
-    ScoringOutput,
+    Scoring,
     ScoringRequestOutput,
     check_answers,
-    cosine,
-    paired,
+    pooled_prompts,
 )
 from baton_engine.offline.progress_bar import ProgressBar, UseTqdm
 from baton_engine.offline.prompts import GivenPrompt, Prompt, as_prompts
-from baton_protocol.errors import InvalidRequest
 from baton_protocol.pooling import Pooling, PoolingParams
 from baton_protocol.sampling import SamplingParams as WireParams
 
@@ -139,34 +139,34 @@ class LLM:
         self,
         prompts: Prompt | Sequence[Prompt],
         *,
-        pooling_params: PoolingParams | Sequence[PoolingParams] | None = None,
+        pooling_params: Params = None,
         use_tqdm: UseTqdm = True,
         priority: int | Sequence[int] | None = None,
     ) -> list[EmbeddingRequestOutput]:
-        """The vectors of one or several prompts, in their order: of the last token's hidden state,
-        with length 1 unless the parameters say otherwise. Raises InvalidRequest for a model that
-        does not embed, and as generate() does."""
+        """The vectors of one or several prompts, in their order, with length 1 unless the
+        parameters say otherwise. Raises InvalidRequest for a model that does not embed, and as
+        generate() does."""
         check_answers(self.engine.info.pooling, "embed", "embed()")
-        pooled = self._pool(as_prompts(prompts), pooling_params, use_tqdm, priority)
+        pooled = self._pool(pooled_prompts(prompts, pooling_params), use_tqdm, priority)
         return [each.output(EmbeddingOutput) for each in pooled]
 
     def classify(
         self,
         prompts: Prompt | Sequence[Prompt],
         *,
-        pooling_params: PoolingParams | Sequence[PoolingParams] | None = None,
+        pooling_params: Params = None,
         use_tqdm: UseTqdm = True,
         priority: int | Sequence[int] | None = None,
     ) -> list[ClassificationRequestOutput]:
         """The probabilities of the model's classes for each prompt. Raises as embed() does."""
         check_answers(self.engine.info.pooling, "classify", "classify()")
-        pooled = self._pool(as_prompts(prompts), pooling_params, use_tqdm, priority)
+        pooled = self._pool(pooled_prompts(prompts, pooling_params), use_tqdm, priority)
         return [each.output(ClassificationOutput) for each in pooled]
 
     def encode(
         self,
         prompts: Prompt | Sequence[Prompt],
-        pooling_params: PoolingParams | Sequence[PoolingParams] | None = None,
+        pooling_params: Params = None,
         *,
         use_tqdm: UseTqdm = True,
         priority: int | Sequence[int] | None = None,
@@ -179,7 +179,7 @@ class LLM:
         check_answers(pooling, task, f"encode() with pooling_task={task!r}")
         import torch
 
-        pooled = self._pool(as_prompts(prompts), pooling_params, use_tqdm, priority)
+        pooled = self._pool(pooled_prompts(prompts, pooling_params), use_tqdm, priority)
         return [
             each.output(lambda numbers: PoolingOutput(torch.tensor(numbers))) for each in pooled
         ]
@@ -194,29 +194,12 @@ class LLM:
     ) -> list[ScoringRequestOutput]:
         """How well the texts of each pair belong together: the first text with each of the second
         ones, or the first ones with the second ones in order. A model that embeds gives the cosine
-        of the vectors of the two. A classifier with one class reads both as one prompt. Raises
-        InvalidRequest for other models, and as embed() does."""
-        info, first, second = self.engine.info, as_prompts(data_1), as_prompts(data_2)
-        pairs = paired(first, second)
-        if info.pooling == "classify":
-            if info.vector_size != 1:
-                raise InvalidRequest(
-                    f"score() needs a model with one class; this one has {info.vector_size}: use"
-                    " classify()",
-                    param="model",
-                )
-            prompts = [self._pair(one, other) for one, other in pairs]
-            scored = self._pool(prompts, pooling_params, use_tqdm, None)
-            return [each.output(lambda numbers: ScoringOutput(numbers[0])) for each in scored]
-        check_answers(info.pooling, "embed", "score()")
-        vectors = self._pool([*first, *second], pooling_params, use_tqdm, None)
-        return [cosine(*pair) for pair in paired(vectors[: len(first)], vectors[len(first) :])]
-
-    def _pair(self, one: Prompt, other: Prompt) -> list[int]:
-        """The ids of two texts as one prompt."""
-        if not (isinstance(one, str) and isinstance(other, str)):
-            raise InvalidRequest("score() of a classifier takes texts, not token ids or dicts")
-        return needed(self.llm_engine.text, "score()").tokenizer.encode_pair(one, other)
+        of the vectors of the two. A classifier with one class reads both as one prompt, which its
+        chat template renders if that has the roles `query` and `document`, and else its tokenizer
+        joins. Raises InvalidRequest for other models, and as embed() does."""
+        text = self.llm_engine.text
+        scoring = Scoring.of(self.engine.info, text, (data_1, data_2), pooling_params)
+        return scoring.outputs(self._pool(scoring.prompts, use_tqdm, None))
 
     def default_sampling_params(self) -> SamplingParams:
         """The defaults of the model's generation_config.json, and SamplingParams' own for the
@@ -300,24 +283,18 @@ class LLM:
 
     def _pool(
         self,
-        prompts: Sequence[Prompt],
-        pooling_params: PoolingParams | Sequence[PoolingParams] | None,
+        prompts: Sequence[PooledPrompt],
         use_tqdm: UseTqdm,
         priority: int | Sequence[int] | None,
     ) -> list[PooledRequest]:
         """Run prompts of a pooling model together."""
-        params = pooling_params or PoolingParams()
-        if isinstance(params, PoolingParams):
-            params = [params] * len(prompts)
-        if len(params) != len(prompts):
-            raise ValueError(f"{len(prompts)} prompts and {len(params)} pooling_params")
         priorities = _priorities(priority, len(prompts))
         engine, pooled = self.llm_engine, list[PooledRequest]()
         inputs, ended = engine.prompt_tokens, 0
         try:
-            for prompt, each, rank in zip(prompts, params, priorities, strict=True):
-                id = f"offline-{next(self._ids)}"
-                pooled.append(engine.add_pooling_request(id, prompt, each, priority=rank))
+            for each, rank in zip(prompts, priorities, strict=True):
+                id, asked = f"offline-{next(self._ids)}", (each.prompt, each.params)
+                pooled.append(engine.add_pooling_request(id, *asked, priority=rank))
             with ProgressBar(use_tqdm, len(prompts)) as bar:
                 while engine.has_unfinished_requests():
                     engine.step()

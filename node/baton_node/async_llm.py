@@ -3,9 +3,9 @@
     llm = AsyncLLM(folder)
     async for output in llm.generate("the quick", SamplingParams(), "request 1"): ...
 
-In: prompts. Out: RequestOutputs, one stream per request. The engine process is that of a node: it
-gets the same frames, and ends when this process ends, however that happens. Prompts become ids,
-and ids text, in this process, which loads no torch.
+In: prompts. Out: RequestOutputs, one stream per request; of a pooling model vectors and scores. The
+engine process is that of a node: it gets the same frames, and ends when this process ends, however
+that happens. Prompts become ids, and ids text, in this process, which loads no torch.
 
 A caller that closes its generator, leaves its loop or is cancelled aborts the request. If the
 engine process ends, each waiting generator raises EngineDeadError.
@@ -15,7 +15,8 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import AsyncGenerator, Callable, Collection, Iterable
+from collections.abc import AsyncGenerator, Callable, Collection, Iterable, Sequence
+from dataclasses import replace
 from itertools import count
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
@@ -28,9 +29,26 @@ from baton_engine.offline.arguments import EngineArgs
 from baton_engine.offline.model_text import ModelText, default_params, has_text, needed
 from baton_engine.offline.outputs import RequestOutput
 from baton_engine.offline.parameters import SamplingParams
+from baton_engine.offline.pooling import (
+    ClassificationOutput,
+    ClassificationRequestOutput,
+    EmbeddingOutput,
+    EmbeddingRequestOutput,
+    Params,
+    PooledPrompt,
+    PooledRequest,
+    PoolingOutput,
+    PoolingRequestOutput,
+    Scoring,
+    ScoringRequestOutput,
+    check_answers,
+    pooled_prompts,
+    pooled_request,
+)
 from baton_engine.offline.prompts import Prompt
 from baton_engine.offline.running_request import RequestMaker, RunningRequest
 from baton_node.artifacts import load_artifacts
+from baton_node.async_pooling import PooledRequests
 from baton_node.errors import EngineLost, SetupError
 from baton_node.ipc.engine_process import ENGINE_MODULE, EngineProcess, start_engine
 from baton_node.ipc.messages import FinishChoice, Prompted, Sleep, Slept, Step, ToServer, WakeUp
@@ -39,6 +57,7 @@ from baton_protocol.errors import error_of
 from baton_protocol.ids import Epoch, RequestId
 from baton_protocol.link import Abort, JobFailed, Load, RunJob
 from baton_protocol.policies import EngineKind
+from baton_protocol.pooling import Pooling, PoolingParams
 from baton_protocol.sampling import SamplingParams as WireParams
 from baton_protocol.store import NodeLoad
 
@@ -108,6 +127,7 @@ class AsyncLLM:
         ).make
         self._ids = count()
         self._streams: dict[RequestId, _Stream] = {}
+        self._pooled = PooledRequests(self._send, self._check_alive)
         self._ready = asyncio.Event()
         self._info: EngineInfo | None = None
         self._engine: EngineProcess | None = None
@@ -144,9 +164,10 @@ class AsyncLLM:
 
     def shutdown(self) -> None:
         """End the engine process. Generators that wait raise EngineDeadError."""
-        self._end(EngineLost("AsyncLLM is shut down"))
-        if self._serving is not None and not self._serving.done():
+        # Once only: a second cancellation would leave the process that is being ended.
+        if self._ended is None and self._serving is not None:
             self._serving.cancel()
+        self._end(EngineLost("AsyncLLM is shut down"))
 
     async def wait_stopped(self) -> None:
         """Wait until the engine process is gone, after shutdown() or its own end."""
@@ -211,6 +232,7 @@ class AsyncLLM:
         self._changed.set()
         for stream in self._streams.values():
             stream.wake()
+        self._pooled.wake()
 
     def _check_alive(self) -> None:
         if self._ended is not None:
@@ -236,10 +258,7 @@ class AsyncLLM:
         Raises InvalidRequest or PromptTooLong for one that can never run, ModelError if the model
         lacks a tokenizer for it, and EngineDeadError if the engine process ends.
         """
-        await self.start()
-        while not self._awake.is_set():
-            await self._awake.wait()
-            self._check_alive()
+        await self._until_awake()
         params = self.default_sampling_params() if sampling_params is None else sampling_params
         number = next(self._ids)
         running = self._make(
@@ -267,6 +286,92 @@ class AsyncLLM:
             if not running.ended:
                 self._send(Abort(running.id, running.request.attempt))
 
+    async def embed(
+        self,
+        prompts: Prompt | Sequence[Prompt],
+        *,
+        pooling_params: Params = None,
+        priority: int = 0,
+    ) -> list[EmbeddingRequestOutput]:
+        """The vectors of one or several prompts, as LLM.embed() gives them. Raises as it does, and
+        as generate() does; then no prompt of the call goes on."""
+        check_answers((await self._until_awake()).pooling, "embed", "embed()")
+        pooled = await self._pool(pooled_prompts(prompts, pooling_params), priority)
+        return [each.output(EmbeddingOutput) for each in pooled]
+
+    async def classify(
+        self,
+        prompts: Prompt | Sequence[Prompt],
+        *,
+        pooling_params: Params = None,
+        priority: int = 0,
+    ) -> list[ClassificationRequestOutput]:
+        """The probabilities of the model's classes for each prompt. Raises as embed() does."""
+        check_answers((await self._until_awake()).pooling, "classify", "classify()")
+        pooled = await self._pool(pooled_prompts(prompts, pooling_params), priority)
+        return [each.output(ClassificationOutput) for each in pooled]
+
+    async def score(
+        self,
+        data_1: Prompt | Sequence[Prompt],
+        data_2: Prompt | Sequence[Prompt],
+        *,
+        pooling_params: PoolingParams | None = None,
+        priority: int = 0,
+    ) -> list[ScoringRequestOutput]:
+        """How well the texts of each pair belong together (see LLM.score). Raises as embed()
+        does."""
+        info = await self._until_awake()
+        scoring = Scoring.of(info, self.text, (data_1, data_2), pooling_params)
+        return scoring.outputs(await self._pool(scoring.prompts, priority))
+
+    async def encode(
+        self,
+        prompt: Prompt,
+        pooling_params: PoolingParams | None = None,
+        request_id: str | None = None,
+        *,
+        priority: int = 0,
+        pooling_task: Pooling | None = None,
+    ) -> AsyncGenerator[PoolingRequestOutput[PoolingOutput], None]:
+        """What a pooling model answers to a prompt with, as a tensor: one output, as vLLM yields
+        it. Raises as embed() does; InvalidRequest for another `pooling_task` than the model's; and
+        Unavailable if abort() ends it."""
+        pooling = (await self._until_awake()).pooling
+        task = pooling_task or pooling or "embed"
+        check_answers(pooling, task, f"encode() with pooling_task={task!r}")
+        import torch
+
+        asked = pooled_prompts([prompt], pooling_params)
+        [pooled] = await self._pool(asked, priority, request_id)
+        output = pooled.output(lambda numbers: PoolingOutput(torch.tensor(numbers)))
+        yield output if request_id is None else replace(output, request_id=request_id)
+
+    async def _pool(
+        self, prompts: Sequence[PooledPrompt], priority: int, given_id: str | None = None
+    ) -> list[PooledRequest]:
+        pooled = [
+            pooled_request(
+                *(f"{NAME}-{next(self._ids)}", each.prompt, each.params, self.text),
+                priority=priority,
+            )
+            for each in prompts
+        ]
+        try:
+            await self._pooled.run(pooled, given_id)
+        finally:
+            self._changed.set()
+        return pooled
+
+    async def _until_awake(self) -> EngineInfo:
+        """Start the engine process unless it runs, and wait while it sleeps."""
+        await self.start()
+        while not self._awake.is_set():
+            await self._awake.wait()
+            self._check_alive()
+        assert self._info is not None, "the engine is ready"
+        return self._info
+
     # --- sleep ------------------------------------------------------------------------------------
 
     async def sleep(self, level: SleepLevel = 1, mode: PauseMode = "abort") -> None:
@@ -283,9 +388,8 @@ class AsyncLLM:
             try:
                 if mode == "abort":
                     self._abort(list(self._streams.values()))
-                await self._until(
-                    lambda: all(stream.running.ended for stream in self._streams.values())
-                )
+                    self._pooled.abort()
+                await self._until(lambda: not self.get_num_unfinished_requests())
                 await self._ask(Sleep(level))
             finally:
                 self._note_awake()
@@ -328,9 +432,10 @@ class AsyncLLM:
 
     async def abort(self, request_id: str | Iterable[str]) -> None:
         """End all requests of these ids. Their generators yield one more output, whose open choices
-        have the finish reason "abort"."""
+        have the finish reason "abort"; those of encode() raise Unavailable."""
         ids = {request_id} if isinstance(request_id, str) else set(request_id)
         self._abort([one for one in self._streams.values() if one.running.given_id in ids])
+        self._pooled.abort(ids)
 
     def _abort(self, streams: Iterable[_Stream]) -> None:
         for stream in streams:
@@ -341,7 +446,8 @@ class AsyncLLM:
                 stream.wake()
 
     def get_num_unfinished_requests(self) -> int:
-        return sum(not stream.running.ended for stream in self._streams.values())
+        streams = sum(not stream.running.ended for stream in self._streams.values())
+        return streams + self._pooled.unfinished
 
     def default_sampling_params(self) -> SamplingParams:
         """The defaults of the model's generation_config.json, and SamplingParams' own for the
@@ -362,10 +468,12 @@ class AsyncLLM:
         match frame:
             case Step():
                 self._take_step(frame)
+                self._pooled.take_step(frame)
             case JobFailed():
                 if (stream := self._streams.get(frame.request)) is not None:
                     stream.running.error = error_of(frame.error)
                     stream.wake()
+                self._pooled.take_failure(frame)
             case Load():
                 self.load = frame.load
             case Slept():

@@ -38,6 +38,7 @@ block hashes, `KVLayout`, fingerprints and the error classes. Every other packag
 # 7: PinPrefix, UnpinPrefix, Load.pins; Load.wakes, and the routes /sleep and /wake_up of nodes.
 # 8: SamplingParams.logprob_token_ids, which only nodes of this version get. Request.pooling,
 #    Delta.vector and NodeReport.pooling: an older node ignores `pooling`, and reports none.
+#    PoolingParams.second_text: an older node ignores it, and has no model that reads it.
 PROTOCOL_VERSION = 8
 STRUCTURED_SINCE = 5
 BEAMS_SINCE = EXTRA_ARGS_SINCE = 6

@@ -13,8 +13,11 @@ Pooling = Literal["", "embed", "classify"]
 
 class PoolingParams(msgspec.Struct, frozen=True, omit_defaults=True):
     """`normalize` scales a vector to length 1. `dimensions` keeps its first elements, before it is
-    scaled; None keeps all. `activate` turns the scores of a classifier into probabilities."""
+    scaled; None keeps all. `activate` turns the scores of a classifier into probabilities.
+    `second_text` is the place at which the second text of a pair begins, for models that tell the
+    two apart by token types; 0: the prompt is one text."""
 
     normalize: bool = True
     dimensions: Annotated[int, Meta(ge=1)] | None = None
     activate: bool = True
+    second_text: Annotated[int, Meta(ge=0)] = 0

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -12,11 +13,19 @@ from tokenizers import Tokenizer
 
 from baton_engine import LLM, PoolingParams, SamplingParams
 from baton_engine.errors import SettingsError
+from baton_engine.llm_engine import LLMEngine
 from baton_engine.offline.arguments import EngineArgs
+from baton_engine.offline.model_text import ModelText
 from baton_protocol.errors import InvalidRequest, PromptTooLong
+from baton_text.artifacts import CHAT_TEMPLATE
+from baton_text.chat import ChatTemplate
 from tests.support.engines.pooling_models import EOS, classifier, embedding_model
 from tests.support.engines.tiny_models import with_other_weights
 
+PAIRS = (
+    "{% for m in messages %}{% if m.role == 'query' %}Is this an answer to {{ m.content }}?"
+    "{% elif m.role == 'document' %} {{ m.content }}!{% endif %}{% endfor %}"
+)
 TEXTS = ["the prefill node", "every chunk of the cache has a name", "always"]
 
 
@@ -86,6 +95,20 @@ def test_a_classifier_of_one_class_reads_both_texts_as_one_prompt(llms: dict[str
     for other, output in zip(TEXTS[1:], outputs, strict=True):
         assert output.prompt_token_ids == tokenizer.encode(TEXTS[0], other).ids
         assert output.outputs.score == llm.classify(output.prompt_token_ids)[0].outputs.probs[0]
+
+
+def test_a_template_made_for_pairs_renders_the_prompt_of_a_score(llms: dict[str, LLM]) -> None:
+    llm = LLM.from_engine(LLMEngine(llms["score"].engine, with_template(llms["score"], PAIRS)))
+    [output] = llm.score(TEXTS[0], TEXTS[1])
+    rendered = f"Is this an answer to {TEXTS[0]}? {TEXTS[1]}!"
+    assert output.prompt_token_ids == llm.get_tokenizer().encode(rendered)
+    assert output.outputs.score == llm.classify(rendered)[0].outputs.probs[0]
+
+
+def with_template(llm: LLM, template: str) -> ModelText:
+    text = llm.llm_engine.text
+    assert text is not None
+    return replace(text, template=ChatTemplate.from_artifacts({CHAT_TEMPLATE: template.encode()}))
 
 
 @pytest.mark.parametrize(

@@ -20,23 +20,29 @@ class BatchLimits:
     longest: int | None = None
 
 
-def batch_limits(config: EngineConfig, default_tokens: int) -> BatchLimits:
-    """`default_tokens` is the device's default of --max-batched-tokens. Raises SettingsError if a
-    prompt must fit one step and may be longer."""
+def batch_limits(
+    config: EngineConfig, default_tokens: int, *, whole: int | None = None
+) -> BatchLimits:
+    """`default_tokens` is the device's default of --max-batched-tokens. `whole` is the longest
+    prompt of a model that computes each in one step; None: it computes them in pieces, too. Raises
+    SettingsError if a prompt must fit one step and may be longer."""
     mode, wanted = config.performance_mode, config.max_model_len
     tokens, seqs = config.max_batched_tokens, config.max_num_seqs
     if tokens is None:
-        tokens = _scaled(default_tokens, mode)
+        tokens = max(_scaled(default_tokens, mode), whole or 0)
     if seqs is None:
         seqs = _scaled(DEFAULT_SEQS, mode)
-    if config.enable_chunked_prefill:
+    if config.enable_chunked_prefill and whole is None:
         return BatchLimits(tokens, seqs)
     if wanted is not None and wanted > tokens:
         if config.max_batched_tokens is not None:
+            why, more = "an encoder", ""
+            if whole is None:
+                why = "--no-enable-chunked-prefill"
+                more = f", or leave out {why}"
             raise SettingsError(
-                f"--max-batched-tokens {tokens} is less than --max-model-len {wanted}, and"
-                " --no-enable-chunked-prefill computes each prompt in one step; raise the first,"
-                " lower the second, or leave out --no-enable-chunked-prefill"
+                f"--max-batched-tokens {tokens} is less than --max-model-len {wanted}, and {why}"
+                f" computes each prompt in one step; raise the first, or lower the second{more}"
             )
         tokens = wanted
     return BatchLimits(tokens, seqs, longest=tokens)

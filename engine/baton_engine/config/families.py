@@ -29,7 +29,7 @@ from baton_engine.config.entry_points import installed_points
 from baton_engine.config.gguf_config import read_gguf_config
 from baton_engine.config.layer_counts import DECODER, LayerCounts
 from baton_engine.config.model_config import ModelConfig
-from baton_engine.config.pooling import causal_name, with_pooling
+from baton_engine.config.pooling import causal_name, has_no_causal_head, with_pooling
 from baton_engine.config.quantization.online import online_config
 from baton_engine.config.quantization.read import BESIDE, read_quantization, with_file_beside
 from baton_engine.config.quantization.read import KEY as QUANTIZATION
@@ -56,8 +56,10 @@ BUILT_IN: Mapping[str, str] = {
     "Qwen3MoeForCausalLM": "baton_engine.models.qwen3_moe:FAMILY",
 }
 
-# The Family of every other architecture that transformers knows.
+# The Families of all other architectures that transformers knows: those that generate, and the
+# rest.
 BRIDGE = "baton_engine.models.bridge.config:FAMILY"
+ENCODERS = "baton_engine.models.bridge.encoders.config:FAMILY"
 
 Json = Mapping[str, Any]
 
@@ -201,8 +203,8 @@ def _read(family: Family, values: Json, generation: Json) -> ModelConfig:
 
 def _family_of(values: Json, impl: ModelImpl) -> tuple[str, Family]:
     """The first supported architecture of a config.json, and its family. That of a decoder without
-    a head of tokens is named as with one. The bridge is the family of those that have none of their
-    own."""
+    a head of tokens is named as with one. The bridge has the families of those that have none of
+    their own."""
     named = ConfigFields(values).texts("architectures") or []
     for given in () if impl == "transformers" else named:
         for name in filter(None, (given, causal_name(given))):
@@ -210,7 +212,9 @@ def _family_of(values: Json, impl: ModelImpl) -> tuple[str, Family]:
             if family is not None:
                 return name, family
     if named and impl != "baton":
-        return str(named[0]), EntryPoint(name="bridge", value=BRIDGE, group=GROUP).load()
+        name = str(named[0])
+        place = ENCODERS if has_no_causal_head(name) else BRIDGE
+        return name, EntryPoint(name="bridge", value=place, group=GROUP).load()
     raise UnsupportedModel(
         f"architectures {shown(named) if named else '(none named)'} is not supported; "
         f"supported: {', '.join(_architectures())}"

@@ -18,6 +18,8 @@ from baton_protocol.layout import CODES, LATENT, KVField, in_codes, keys_and_val
 from baton_protocol.pooling import Pooling
 
 Activation = Literal["silu", "gelu_tanh"]
+# The hidden state that is a text's vector: that of its last or its first token, or the mean of all.
+Pooled = Literal["last", "cls", "mean"]
 
 # Fields of ModelConfig that cannot change KV: nodes that differ only in these may exchange KV.
 NO_KV_FIELDS = frozenset(
@@ -27,7 +29,7 @@ NO_KV_FIELDS = frozenset(
         # the KV layout or beside it, the dtype that this node computes in.
         "dtype",
         "unused_tensors",  # never loaded
-        *("pooling", "classes"),  # come after the layers
+        *("pooling", "classes", "pooled"),  # come after the layers
     }
 )
 
@@ -97,7 +99,8 @@ class BridgeConfig:
 
     `version` is that of transformers, `values` the config.json as transformers reads it, `weights`
     the number of parameters, and `backbone` the name of the module that computes hidden states.
-    `layers` has one entry per call of attention, in the order of the calls.
+    `layers` has one entry per call of attention, in the order of the calls; of an `encoder`, whose
+    tokens see all tokens of their text, one per layer.
     """
 
     version: str
@@ -105,12 +108,13 @@ class BridgeConfig:
     backbone: str
     weights: int
     layers: tuple[AttentionSpec, ...]
+    encoder: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModelConfig:
-    """A decoder-only model. `dtype` is the checkpoint's. Numbers and sizes of heads are those of
-    every layer, or the largest ones of a layer if a `bridge` says that layers differ.
+    """A decoder-only model, or an encoder. `dtype` is the checkpoint's. Numbers and sizes of heads
+    are those of every layer, or the largest ones of a layer if a `bridge` says that layers differ.
 
     `windows` has one entry per layer, or is empty if no layer has a window; None means no window.
     Key j is visible to the query at position i if j <= i and, in a layer with window w, j > i - w.
@@ -119,7 +123,7 @@ class ModelConfig:
     those of layers that only draft tokens.
 
     `pooling` is what the model answers with if it generates no tokens, and `classes` the number of
-    its scores if that is "classify". A pooling model has no head.
+    its scores if that is "classify". A pooling model has no head. `pooled` is for "embed".
     """
 
     architecture: str
@@ -154,6 +158,7 @@ class ModelConfig:
     unused_tensors: tuple[str, ...] = ()
     pooling: Pooling = ""
     classes: int = 0
+    pooled: Pooled = "last"
     bridge: BridgeConfig | None = None
     quantization: QuantizationConfig | None = None  # None: plain weights
     # Keys of config.json that the family does not read, and their values as canonical JSON.
@@ -180,6 +185,11 @@ class ModelConfig:
             )
             for window in windows
         )
+
+    @property
+    def encodes(self) -> bool:
+        """Whether it is an encoder: it has no KV, and computes a prompt in one step."""
+        return self.bridge is not None and self.bridge.encoder
 
     @property
     def has_own_head(self) -> bool:

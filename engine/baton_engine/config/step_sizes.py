@@ -24,6 +24,9 @@ STORED_SPLIT_BYTES = 64 << 20
 # Positions of a sequence whose hidden states are kept for a head that drafts, while it gets no
 # drafts. After more of them it begins a new context.
 KEPT_POSITIONS = 64
+# Number of queries of an encoder's prompt whose scores exist at a time: with 12 heads and 8,192
+# keys they are 200 MB in float32.
+ENCODER_QUERIES = 512
 
 
 def split_blocks(block_size: int) -> int:

@@ -116,7 +116,7 @@ class EngineCore:
         self._step_log = step_log
         self._resources = resources
         self._away: frozenset[Part] = frozenset()  # what is not there: nothing can be computed
-        caching = scheduling.enable_prefix_caching
+        caching = scheduling.enable_prefix_caching and not info.whole_prompts
         self._pool = BlockPool(info.num_blocks, HostTier(host), info.layout, caching=caching)
         self._scheduler = scheduler_class(scheduling.scheduler_cls)(
             self._pool,
@@ -124,6 +124,7 @@ class EngineCore:
             max_batched_tokens=info.max_batched_tokens,
             max_num_seqs=info.max_num_seqs,
             options=scheduling,
+            uncut=info.whole_prompts,
         )
         self._reservations = Reservations(self._pool, self._scheduler, info.layout)
         self._use(EngineParts(info, runner, host, drafter))
@@ -537,9 +538,12 @@ class EngineCore:
         if self._refusals == 2 * TRIES_ALONE:
             self._refusals = TRIES_ALONE
             raise OutOfMemory(f"no request fits the device's memory; lower {MEMORY_FLAGS}")
+        size, remedy = f"1 token and {state.params.n} choices", "lower n, or"
+        if self.info.whole_prompts:
+            size, remedy = f"{state.prompt_len} tokens", "shorten the text, or lower"
         error = NotEnoughMemory(
-            f"a step of this request alone, with 1 token and {state.params.n} choices, needs more"
-            f" memory than the node's device has left; lower n, or the node's {MEMORY_FLAGS}"
+            f"a step of this request alone, with {size}, needs more memory than the node's device"
+            f" has left; {remedy} the node's {MEMORY_FLAGS}"
         )
         self._requests.fail(state, error, self._result)
 

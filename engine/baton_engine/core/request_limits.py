@@ -103,6 +103,12 @@ class RequestLimits:
                 " output, prompt_logprobs and outputs",
                 param="n",
             )
+        if not 0 <= pooling.second_text < prompt:
+            raise InvalidRequest(
+                f"second_text is {pooling.second_text}, and the input has {prompt} tokens; give the"
+                " place of one of them, or 0 for a single text",
+                param="second_text",
+            )
         if pooling.dimensions is None:
             return
         if self._pooling == "classify":

@@ -22,6 +22,7 @@ from baton_engine.config.families import find_family
 from baton_engine.config.layer_counts import DECODER, LayerCounts
 from baton_engine.config.model_config import ModelConfig
 from baton_engine.config.step_sizes import (
+    ENCODER_QUERIES,
     KEYS_COPIED,
     PROMPT_ROWS,
     SCORES_AT_ONCE,
@@ -44,6 +45,10 @@ SAMPLING_BYTES = {"triton": 18, "torch": 32}
 # Bytes per score of torch's attention, in addition to those that depend on dtype and head size: two
 # float32 numbers, a product padded to more rows, and a mask.
 SCORE_BYTES = 13
+# Of an encoder: bytes per score (a product, its float32 numbers, weights, and their copy), and per
+# pair of tokens in the mask of a layer with a window (a bool, and an integer while it is made).
+ENCODER_SCORE_BYTES = 16
+MASK_BYTES = 9
 # Workspaces of libraries, small tensors and fragmentation.
 SPARE_BYTES = {"cpu": 64 << 20, "cuda": 384 << 20}
 # What the driver keeps per layer of a recorded step: about 10 launches.
@@ -261,6 +266,9 @@ def _attention_bytes(demand: MemoryDemand, length: int) -> int:
     SCORE_BYTES, products and weights in the compute dtype, and sums of V for each split.
     """
     layout, config, item = demand.layout, demand.config, demand.item
+    if config.encodes:
+        scores = config.num_heads * min(length, ENCODER_QUERIES)
+        return (ENCODER_SCORE_BYTES * scores + MASK_BYTES * length) * length
     split = split_blocks(layout.block_size) * layout.block_size
     keys = -(-length // split) * split
     queries = max(min(demand.max_batched_tokens, length), demand.max_num_seqs)

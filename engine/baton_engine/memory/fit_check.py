@@ -41,6 +41,8 @@ def gib(size: int) -> str:
 
 def pool_text(demand: MemoryDemand, room: MemoryBudget | None, num_blocks: int) -> str:
     """The pool's size and the reason for it, for the log."""
+    if demand.config.encodes:
+        return "no KV, as an encoder has none"
     size = f"KV pool of {gib(pool_bytes(demand, num_blocks))} GiB"
     if demand.kv_memory is not None:
         return f"{size} by --kv-memory"

@@ -51,7 +51,8 @@ def remedies(demand: MemoryDemand, room: MemoryBudget) -> Iterator[Remedy]:
 
 def _shorter(demand: MemoryDemand, room: MemoryBudget) -> Remedy | None:
     """A shorter --max-model-len in whole spans, unless that would be uselessly short."""
-    if demand.max_model_len is None or demand.pool_blocks is not None:
+    pool_given = demand.pool_blocks is not None and not demand.config.encodes
+    if demand.max_model_len is None or pool_given:
         return None
     size = demand.layout.block_size
     most = most_that(
@@ -67,7 +68,7 @@ def _shorter(demand: MemoryDemand, room: MemoryBudget) -> Remedy | None:
 
 def _smaller_pool(demand: MemoryDemand, room: MemoryBudget) -> Remedy | None:
     blocks = demand.pool_blocks
-    if blocks is None:
+    if blocks is None or demand.config.encodes:
         return None
     left = room.limit - fixed_bytes(demand, least_length(demand))
     count = min(blocks - 1, blocks_in(demand, left))

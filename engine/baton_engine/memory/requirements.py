@@ -12,7 +12,7 @@ from dataclasses import dataclass
 import msgspec
 from msgspec import UNSET
 
-from baton_engine.config.batch_limits import batch_limits
+from baton_engine.config.batch_limits import BatchLimits, batch_limits
 from baton_engine.config.engine_config import TorchSettings
 from baton_engine.config.model_config import ModelConfig, compute_dtype
 from baton_engine.config.quantization.kv_cache import CODES_OF
@@ -33,6 +33,8 @@ BATCHED_TOKENS_CPU = {"float32": 256, "bfloat16": 512, "float16": 512}
 BATCHED_TOKENS_CUDA = 2048
 BATCHED_TOKENS_LARGE_CARD = 8192
 LARGE_CARD_BYTES = 40 * 10**9
+# What an encoder keeps of a token. It has no KV, but sequences have blocks all the same: one byte.
+NO_KV = KVField("none", 1, 1, "uint8")
 # Share of a block's bytes that may be unused because groups of layers differ in size.
 PADDED_SHARE = 0.1
 
@@ -55,7 +57,10 @@ def demand_of(
             f"{config.max_positions}"
         )
     dtype = compute_dtype(config, settings.dtype)
-    limits = batch_limits(settings, batched_tokens(dtype, card))
+    whole = None
+    if config.encodes:
+        whole = config.max_positions if wanted is None else wanted
+    limits = batch_limits(settings, batched_tokens(dtype, card), whole=whole)
     return MemoryDemand(
         config=config,
         layout=layout,
@@ -71,12 +76,19 @@ def demand_of(
         and not config.pooling,
         max_batched_tokens=limits.tokens,
         max_num_seqs=limits.seqs,
-        max_model_len=wanted,
+        # An encoder's step has whole prompts, so the longest decides about memory.
+        max_model_len=min(whole, limits.tokens) if whole is not None else wanted,
         longest=limits.longest,
-        kv_memory=settings.kv_memory,
-        kv_blocks=settings.kv_blocks,
+        kv_memory=None if config.encodes else settings.kv_memory,
+        kv_blocks=_blocks_of_steps(limits, layout) if config.encodes else settings.kv_blocks,
         stored_splits=settings.batch_invariant == "on" and kernels == "triton",
     )
+
+
+def _blocks_of_steps(limits: BatchLimits, layout: KVLayout) -> int:
+    """Blocks for the prompts of two steps, of which one may be in flight. Those that wait have
+    none."""
+    return 2 * (limits.tokens // layout.block_size + limits.seqs)
 
 
 def batched_tokens(dtype: str, card: int | None) -> int:
@@ -164,8 +176,11 @@ def kv_cache_dtype(settings: TorchSettings, config: ModelConfig) -> KVCacheDType
 
 
 def layout_of(settings: TorchSettings, config: ModelConfig) -> KVLayout:
-    """The layout of the engine's KV. Raises SettingsError if --kv-shards does not divide the
-    model's KV heads."""
+    """The layout of the engine's KV; of an encoder, that of its blocks. Raises SettingsError if
+    --kv-shards does not divide the model's KV heads."""
+    if config.encodes:
+        size = settings.block_size
+        return KVLayout.of_fields((NO_KV,), num_layers=1, block_size=size, chunk_blocks=1)
     kept = CODES_OF.get(kv_cache_dtype(settings, config))
     dtype = kept or compute_dtype(config, settings.dtype)
     layout = KVLayout.of_fields(

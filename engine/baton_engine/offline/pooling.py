@@ -1,7 +1,8 @@
 """Requests of pooling models in the offline API, and what their callers get, with vLLM's names.
 
-In: prompts and PoolingParams. Out: a PooledRequest while it runs; then one record per prompt, with
-its vector, the probabilities of its classes, or a score.
+In: prompts and PoolingParams. Out: PooledRequests, which have the answers when they have run; then
+one record per prompt, with its vector, the probabilities of its classes, or a score. What runs the
+requests is the caller's: LLM in this process, AsyncLLM in another.
 """
 
 from __future__ import annotations
@@ -13,8 +14,9 @@ from typing import Any, Generic, TypeVar
 
 import msgspec
 
+from baton_engine.interface import EngineInfo
 from baton_engine.offline.model_text import ModelText, needed
-from baton_engine.offline.prompts import GivenPrompt, Prompt
+from baton_engine.offline.prompts import GivenPrompt, Prompt, as_prompts
 from baton_engine.vectors import numbers_of
 from baton_protocol.errors import BatonError, InvalidRequest
 from baton_protocol.ids import RequestId
@@ -22,8 +24,10 @@ from baton_protocol.pooling import Pooling, PoolingParams
 from baton_protocol.request import Request
 from baton_protocol.sampling import SamplingParams
 
-# What a model has to answer with, and the methods of LLM that ask for it.
+# What a model has to answer with, and the methods of LLM and AsyncLLM that ask for it.
 METHODS = {"embed": "embed() and score()", "classify": "classify() and score()"}
+# The parameters of all prompts of a call, or of each.
+Params = PoolingParams | Sequence[PoolingParams] | None
 Item = TypeVar("Item")
 Other = TypeVar("Other")
 
@@ -84,6 +88,14 @@ ClassificationRequestOutput = PoolingRequestOutput[ClassificationOutput]
 ScoringRequestOutput = PoolingRequestOutput[ScoringOutput]
 
 
+@dataclass(frozen=True, slots=True)
+class PooledPrompt:
+    """A prompt, and what is asked of it."""
+
+    prompt: Prompt
+    params: PoolingParams
+
+
 @dataclass(slots=True)
 class PooledRequest:
     """One request. It has ended when it has a `vector` or an `error`."""
@@ -92,6 +104,10 @@ class PooledRequest:
     cached_tokens: int = 0
     vector: bytes = b""
     error: BatonError | None = None
+
+    @property
+    def ended(self) -> bool:
+        return bool(self.vector) or self.error is not None
 
     @property
     def numbers(self) -> list[float]:
@@ -130,6 +146,67 @@ def pooled_request(
     return PooledRequest(request)
 
 
+def pooled_prompts(prompts: Prompt | Sequence[Prompt], params: Params = None) -> list[PooledPrompt]:
+    """Each prompt with its parameters, or with the only ones. Raises ValueError."""
+    listed = as_prompts(prompts)
+    given = PoolingParams() if params is None else params
+    each = [given] * len(listed) if isinstance(given, PoolingParams) else given
+    if len(each) != len(listed):
+        raise ValueError(f"{len(listed)} prompts and {len(each)} pooling_params")
+    return [PooledPrompt(*pair) for pair in zip(listed, each, strict=True)]
+
+
+@dataclass(frozen=True, slots=True)
+class Scoring:
+    """How a model scores pairs of texts. The pairs are in `prompts`: a classifier's as one prompt
+    each; else the `first` texts, and then the second ones, for their vectors."""
+
+    prompts: list[PooledPrompt]
+    first: int = 0
+
+    @classmethod
+    def of(
+        cls,
+        info: EngineInfo,
+        text: ModelText | None,
+        sides: tuple[Prompt | Sequence[Prompt], Prompt | Sequence[Prompt]],
+        params: PoolingParams | None,
+    ) -> Scoring:
+        """Raises InvalidRequest, and ModelError if the model has no text and needs one."""
+        first, second = map(as_prompts, sides)
+        pairs = paired(first, second)
+        if info.pooling == "classify":
+            if info.vector_size != 1:
+                raise InvalidRequest(
+                    f"score() needs a model with one class; this one has {info.vector_size}: use"
+                    " classify()",
+                    param="model",
+                )
+            params = params or PoolingParams()
+            return cls([_pair_prompt(text, *pair, params) for pair in pairs])
+        check_answers(info.pooling, "embed", "score()")
+        return cls(pooled_prompts([*first, *second], params), len(first))
+
+    def outputs(self, pooled: Sequence[PooledRequest]) -> list[ScoringRequestOutput]:
+        """The scores of the pairs, from the answers to `prompts`."""
+        if not self.first:
+            return [each.output(lambda numbers: ScoringOutput(numbers[0])) for each in pooled]
+        pairs = paired(pooled[: self.first], pooled[self.first :])
+        return [_cosine(*pair) for pair in pairs]
+
+
+def _pair_prompt(
+    text: ModelText | None, one: Prompt, other: Prompt, params: PoolingParams
+) -> PooledPrompt:
+    if not (isinstance(one, str) and isinstance(other, str)):
+        raise InvalidRequest("score() of a classifier takes texts, not token ids or dicts")
+    known = needed(text, "score()")
+    from baton_text.pairs import encode_pair
+
+    ids, second = encode_pair(known.template, known.tokenizer, one, other)
+    return PooledPrompt(ids, msgspec.structs.replace(params, second_text=second))
+
+
 def check_answers(has: Pooling, wanted: Pooling, method: str) -> None:
     """Raise InvalidRequest unless the model answers with what a method of LLM needs."""
     if has == wanted:
@@ -155,7 +232,7 @@ def paired(first: Sequence[Item], second: Sequence[Other]) -> list[tuple[Item, O
     return list(zip(first, second, strict=True))
 
 
-def cosine(one: PooledRequest, other: PooledRequest) -> ScoringRequestOutput:
+def _cosine(one: PooledRequest, other: PooledRequest) -> ScoringRequestOutput:
     """The score of two texts by their vectors."""
     first, second = one.numbers, other.numbers
     length = math.hypot(*first) * math.hypot(*second)

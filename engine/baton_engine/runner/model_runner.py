@@ -55,6 +55,19 @@ class HiddenTap(Protocol):
         ...
 
 
+def tried_twice(launch: Callable[[], Launched]) -> Launched:
+    """Launch a step, again if the device lacks memory for it. Raises OutOfMemory."""
+    why = ""
+    for _ in range(LAUNCHES):
+        try:
+            return launch()
+        except torch.OutOfMemoryError as error:
+            why = str(error).partition("\n")[0]
+        # The error is gone here, and with it the tensors of the step.
+        torch.cuda.empty_cache()
+    raise OutOfMemory(why)
+
+
 class TorchRunner:
     def __init__(
         self,
@@ -100,15 +113,7 @@ class TorchRunner:
     def launch(self, rows: Sequence[Row]) -> Launched:
         """Raises OutOfMemory if the device lacks memory for the step, also after torch has given
         back what it keeps for later. Nothing has changed then."""
-        why = ""
-        for _ in range(LAUNCHES):
-            try:
-                return self._launch(rows)
-            except torch.OutOfMemoryError as error:
-                why = str(error).partition("\n")[0]
-            # The error is gone here, and with it the tensors of the step.
-            torch.cuda.empty_cache()
-        raise OutOfMemory(why)
+        return tried_twice(lambda: self._launch(rows))
 
     def _launch(self, rows: Sequence[Row]) -> Launched:
         step = self._batch.take(rows, self._place_of)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import logging
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 
 import torch
@@ -17,7 +17,7 @@ from baton_engine.attention.selector import Kernels, choose_kernels
 from baton_engine.config.engine_config import TorchSettings
 from baton_engine.config.families import read_config
 from baton_engine.config.head_config import HeadConfig, read_head
-from baton_engine.config.model_config import ModelConfig, compute_dtype, why_auto
+from baton_engine.config.model_config import ModelConfig, Pooled, compute_dtype, why_auto
 from baton_engine.config.speculative import SpeculativeConfig
 from baton_engine.errors import SettingsError
 from baton_engine.kv.host_blocks import slots_for
@@ -45,6 +45,13 @@ from baton_engine.scheduling.scheduler_class import scheduler_class
 from baton_engine.weights.checkpoint import weight_files
 from baton_engine.weights.head_files import head_names
 from baton_protocol.layout import KVLayout
+
+# What a text's vector is, by ModelConfig.pooled.
+POOLED: Mapping[Pooled, str] = {
+    "last": "the state of its last token",
+    "cls": "the state of its first token (CLS)",
+    "mean": "the mean of its tokens' states",
+}
 
 logger = logging.getLogger(__name__)
 
@@ -142,7 +149,7 @@ def make_plan(
     if kept != settings.kv_cache_dtype:
         why = "the checkpoint is made for it; its scales of K and V are not needed"
         logger.info("--kv-cache-dtype auto: %s, because %s", kept, why)
-    host_slots = slots_for(settings.host_kv_memory, layout)
+    host_slots = 0 if config.encodes else slots_for(settings.host_kv_memory, layout)
     kernels = choose_kernels(settings.kernels, device, compute_dtype(config, settings.dtype))
     room = _room(settings, device, free())
     card = room.total if room is not None and device.type == "cuda" else None
@@ -186,7 +193,9 @@ def _check_pooling(settings: TorchSettings, config: ModelConfig) -> None:
     logger.info(
         "--runner %s: the model answers with %s",
         settings.runner,
-        f"the scores of {config.classes} classes" if config.classes else "the vector of a text",
+        f"the scores of {config.classes} classes"
+        if config.classes
+        else f"the vector of a text: {POOLED[config.pooled]}",
     )
 
 
@@ -220,11 +229,12 @@ def _exact(
 ) -> bool:
     """Whether to build an engine whose bits do not depend on the batch. With `auto`, on a CPU,
     where it costs almost nothing."""
-    if config.bridge is not None:
+    if config.bridge is not None and not (config.encodes and device.type == "cpu"):
         if settings.batch_invariant == "on":
             raise SettingsError(
                 f"--batch-invariant on: {config.architecture} is computed by transformers' code,"
-                " whose products depend on the batch; use --batch-invariant auto"
+                " whose products depend on the batch or, of an encoder, are not tested on"
+                f" {device.type}; use --batch-invariant auto"
             )
         return False
     if settings.batch_invariant == "auto":

@@ -111,7 +111,8 @@ def profile(
 def _largest_step(plan: EnginePlan) -> list[Row]:
     return largest_step(
         max_batched_tokens=plan.demand.max_batched_tokens,
-        max_num_seqs=plan.demand.max_num_seqs,
+        # An encoder computes one prompt at a time: the longest takes the most.
+        max_num_seqs=1 if plan.config.encodes else plan.demand.max_num_seqs,
         longest=plan.max_model_len,
         block_size=plan.layout.block_size,
         vocab_size=plan.config.vocab_size,

@@ -17,10 +17,12 @@ PUBLISHED_PIECE = 2048
 class PromptPieces:
     """The pieces of one step. `alone` says that there is one sequence in all: as in vLLM, the
     threshold does not hold for it. A prompt in one piece is cut only in a step without other
-    tokens: then no later step has more room."""
+    tokens: then no later step has more room. With `uncut` prompts, it is larger than the step's
+    limit there."""
 
-    def __init__(self, options: SchedulingOptions, *, alone: bool) -> None:
-        self.whole = not options.enable_chunked_prefill
+    def __init__(self, options: SchedulingOptions, *, alone: bool, uncut: bool = False) -> None:
+        self._uncut = uncut
+        self.whole = uncut or not options.enable_chunked_prefill
         self._threshold = 0 if alone else options.long_prefill_token_threshold
         self._partial, self._long = (
             options.max_num_partial_prefills,
@@ -33,7 +35,9 @@ class PromptPieces:
         """The tokens of a sequence with `due` tokens to compute. `first`: nothing else is in the
         step."""
         if self.whole:
-            return min(due, budget) if due <= budget or first else 0
+            if due > budget and not first:
+                return 0
+            return due if self._uncut else min(due, budget)
         size = min(due, budget, PUBLISHED_PIECE if sequence.state.track else budget)
         if 0 < self._threshold < due:
             if self._long == 0:

@@ -105,8 +105,11 @@ class Scheduler:
         max_batched_tokens: int,
         max_num_seqs: int,
         options: SchedulingOptions = DEFAULT_SCHEDULING,
+        uncut: bool = False,
     ) -> None:
+        """With `uncut`, each prompt is computed in one step."""
         self._pool = pool
+        self._uncut = uncut
         self._options = options
         self._by_priority = options.scheduling_policy == "priority"
         self.drafter: DraftSource | None = None  # set by the engine
@@ -203,7 +206,7 @@ class Scheduler:
         if self.drafter is not None and not self.preempted:
             pieces, budget = self._with_drafts(pieces, budget, self.drafter)
         alone = len(self.running) + len(self.waiting) == 1
-        prompts = PromptPieces(self._options, alone=alone)
+        prompts = PromptPieces(self._options, alone=alone, uncut=self._uncut)
         budget = self._schedule_filling(pieces, filling, budget, prompts)
         if not self.preempted:
             self._schedule_waiting(pieces, budget, prompts)
@@ -457,6 +460,8 @@ class Scheduler:
         """Make the next steps smaller, because the device lacks memory for one of `tokens` tokens.
         Call it while no step is in flight. Returns None; or, if there is no smaller step, the
         sequence that runs alone."""
+        if self._uncut and tokens == self.running[0].known:
+            return self.running[0]
         if not self.limits.lower(tokens, len(self.running)):
             return self.running[0]
         if len(self.running) > self.limits.seqs:

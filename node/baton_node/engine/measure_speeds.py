@@ -57,7 +57,7 @@ def measure_compute(info: EngineInfo, runner: Runner, *, gpu: bool = False) -> S
     began = time.monotonic()
     prefill_s = _run(runner, prompt, 0, blocks, pooling)
     decode_s: list[float] = []
-    for step in range(DECODE_STEPS):
+    for step in range(0 if info.whole_prompts else DECODE_STEPS):
         late = time.monotonic() - began > COMPUTE_BUDGET_S
         if count + step >= room or (late and decode_s):
             break

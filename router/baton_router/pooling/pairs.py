@@ -2,13 +2,11 @@
 
 In: the two sides of each pair. Out: a score per pair. A model that embeds gets each text by itself,
 and the score is the cosine of the two vectors. A classifier gets the pair as one prompt and answers
-with the score. If its chat template has the roles `query` and `document`, that renders the prompt;
-else its tokenizer joins the two texts.
+with the score (see `baton_text.pairs`).
 """
 
 from __future__ import annotations
 
-import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -20,9 +18,7 @@ from baton_router.openai.choice_output import ChoiceOutput
 from baton_router.openai.conversation import MESSAGE_CHARS
 from baton_router.pooling.call import PoolingCall
 from baton_router.pooling.vectors import cosine, vector_of
-
-_ROLES = ("query", "document")
-_ROLE = re.compile(r"""["'](query|document)["']""")
+from baton_text.pairs import ROLES, render_pair, renders_pairs
 
 
 def tasks_of_pairs(use_activation: bool) -> Tasks:
@@ -41,7 +37,7 @@ class PairsCall(PoolingCall):
     @property
     def rendered(self) -> Sequence[int]:
         first = sum(map(len, self.first)) * (self.pairs if len(self.first) == 1 else 1)
-        size = first + sum(map(len, self.second)) + len(_ROLES) * MESSAGE_CHARS * self.pairs
+        size = first + sum(map(len, self.second)) + len(ROLES) * MESSAGE_CHARS * self.pairs
         return (size,)
 
     def forget_prompts(self) -> None:
@@ -54,9 +50,9 @@ class PairsCall(PoolingCall):
             return [TextPrompt(text, special) for text in (*self.first, *self.second)]
         first = self.first * (self.pairs if len(self.first) == 1 else 1)
         pairs = zip(first, self.second, strict=True)
-        if set(_ROLE.findall(model.template.source)) < set(_ROLES):
-            return [TextPrompt(one, special, other) for one, other in pairs]
-        return [TextPrompt(_rendered(pair, model), special) for pair in pairs]
+        if renders_pairs(model.template):
+            return [TextPrompt(render_pair(model.template, *pair), special) for pair in pairs]
+        return [TextPrompt(one, special, other) for one, other in pairs]
 
     def scores(self, choices: Sequence[ChoiceOutput]) -> list[float]:
         """The pairs' scores, from the answers to `prompts`."""
@@ -66,11 +62,6 @@ class PairsCall(PoolingCall):
             return [_only(vector.tolist()) for vector in vectors]
         first, second = vectors[:alone], vectors[alone:]
         return [cosine(first[at % alone], vector) for at, vector in enumerate(second)]
-
-
-def _rendered(pair: tuple[str, str], model: PoolModel) -> str:
-    messages = [{"role": role, "content": text} for role, text in zip(_ROLES, pair, strict=True)]
-    return model.template.render(messages, add_generation_prompt=False)
 
 
 def _only(scores: list[float]) -> float:

@@ -1,8 +1,8 @@
 """The token ids of a prompt that gets a vector: one text, or two that the tokenizer joins.
 
-In: a prompt of a pooling call. Out: its ids. Models read the vector at the tokenizer's own tokens,
-such as an EOS at the end, so truncation cuts the text and keeps those. Of two texts, it cuts the
-second.
+In: a prompt of a pooling call. Out: its ids, and where the second text begins. Models read the
+vector at the tokenizer's own tokens, such as an EOS at the end, so truncation cuts the text and
+keeps those. Of two texts, it cuts the second.
 """
 
 from __future__ import annotations
@@ -16,8 +16,9 @@ from baton_router.openai.call import Prompt, TextPrompt, Truncation
 
 async def pooled_ids(
     prompt: Prompt, serving: Serving, truncation: Truncation | None, field: str
-) -> Sequence[int]:
-    """Raise TextTooLong, PromptTooLong, InvalidRequest. `field` is the prompt's name in errors."""
+) -> tuple[Sequence[int], int]:
+    """The ids, and the value of PoolingParams.second_text. Raise TextTooLong, PromptTooLong,
+    InvalidRequest. `field` is the prompt's name in errors."""
     most = serving.max_model_len
     asked = None if truncation is None or truncation.tokens is None else truncation.tokens
     if asked is not None and asked < most:
@@ -25,7 +26,7 @@ async def pooled_ids(
     elif asked is not None and asked > most:
         truncation = None  # what is cut to that may still not fit, so it is an error as ever
     if not isinstance(prompt, TextPrompt):
-        return _kept(prompt, most, truncation, serving, field)
+        return _kept(prompt, most, truncation, serving, field), 0
     before, between, after = _special_tokens(prompt, serving)
     room = most - len(before) - len(between) - len(after)
     if truncation is not None and room < 1:
@@ -36,13 +37,13 @@ async def pooled_ids(
         )
     if prompt.pair is None:
         text = await _encoded(prompt.text, room, truncation, serving, field)
-        return [*before, *text, *after]
+        return [*before, *text, *after], 0
     first = await _encoded(prompt.text, room, None, serving, field)
     if truncation is not None and len(first) == room:
         reason = f"leaves none of {most} for the text beside it"
         raise _too_long(serving, reason, field)
     second = await _encoded(prompt.pair, room - len(first), truncation, serving, field)
-    return [*before, *first, *between, *second, *after]
+    return serving.model.tokenizer.join_pair(first, second, prompt.add_special_tokens)
 
 
 def _special_tokens(

@@ -83,7 +83,7 @@ async def prepare(
     for slot, prompt in enumerate(prompts):
         if slot:
             await asyncio.sleep(0)  # each takes milliseconds; let other streams run
-        ids = await _prompt_ids(prompt, serving, call)
+        ids, second = await _prompt_ids(prompt, serving, call)
         tokens += len(ids)
         if tokens > MAX_TOKENS:
             raise InvalidRequest(
@@ -106,7 +106,7 @@ async def prepare(
             traceparent=traceparent,
             continues_prompt=call.continues_prompt,
             priority=BACKGROUND_RANK if background else _rank(call, shared),
-            pooling=pooling,
+            pooling=pooling and msgspec.structs.replace(pooling, second_text=second),
         )
         chunks = await _hash_chunks(request, serving.sample)
         fills = sampling.get("max_tokens") is None and call.default_max_tokens is None
@@ -233,7 +233,8 @@ async def tokenize_prompt(call: Call, serving: Serving) -> tuple[int, ...]:
     roomy = replace(serving, max_model_len=MAX_TOKENS + 1)
     try:
         [prompt] = await render_prompts(call, roomy)
-        return await _prompt_ids(prompt, roomy, call)
+        ids, _ = await _prompt_ids(prompt, roomy, call)
+        return ids
     except PromptTooLong as error:
         if isinstance(error.__cause__, TextTooLong):
             raise
@@ -275,21 +276,22 @@ async def render_prompts(call: Call, serving: Serving) -> list[Prompt]:
         raise _unsplittable(error, call.names.get("prompt", "prompt")) from error
 
 
-async def _prompt_ids(prompt: Prompt, serving: Serving, call: Call) -> tuple[int, ...]:
-    """Tokenize one prompt. Raise PromptTooLong as soon as it certainly exceeds the context, without
-    processing the rest."""
-    field, model = call.names.get("prompt", "prompt"), serving.model
+async def _prompt_ids(prompt: Prompt, serving: Serving, call: Call) -> tuple[tuple[int, ...], int]:
+    """Tokenize one prompt. Return its ids and, of a pair, the value of PoolingParams.second_text.
+    Raise PromptTooLong as soon as it certainly exceeds the context, without processing the
+    rest."""
+    field, model, second = call.names.get("prompt", "prompt"), serving.model, 0
     try:
         if serving.kind.pooling:
-            ids = await pooled_ids(prompt, serving, call.truncation, field)
+            ids, second = await pooled_ids(prompt, serving, call.truncation, field)
         else:
             ids = await _tokenize(prompt, serving, call, field)
     except TextTooLong as error:
         raise _unsplittable(error, field) from error
     if isinstance(prompt, TextPrompt):
-        return tuple(ids)
+        return tuple(ids), second
     check_ids(field, ids, serving.vocab_size)
-    return tuple(model.tokenizer.shared(ids))
+    return tuple(model.tokenizer.shared(ids)), second
 
 
 def _unsplittable(error: TextTooLong, field: str) -> PromptTooLong:

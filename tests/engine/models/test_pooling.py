@@ -3,8 +3,6 @@ depend on the batch, on the pieces of a prompt, or on the prefix cache."""
 
 from __future__ import annotations
 
-import json
-import shutil
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -19,7 +17,7 @@ from baton_engine.memory.estimate import count_weights
 from baton_engine.vectors import numbers_of
 from baton_protocol.errors import InvalidRequest
 from tests.support.engines.pooling import pooling_request, vectors, vectors_alone
-from tests.support.engines.pooling_models import classifier, embedding_model
+from tests.support.engines.pooling_models import changed, classifier, embedding_model
 from tests.support.engines.tiny_models import prompt_of
 from tests.support.engines.torch_engines import make_request, small_engine
 
@@ -163,19 +161,6 @@ def test_a_pooling_model_that_is_not_supported_is_refused_in_one_line(
     with pytest.raises(EngineError, match=message) as raised:
         read_config(folder, runner=runner)
     assert "\n" not in str(raised.value)
-
-
-def changed(source: Path, folder: Path, change: dict[str, Any]) -> Path:
-    """A copy of a folder with other files: None removes one, config.json is updated."""
-    shutil.copytree(source, folder)
-    for name, content in change.items():
-        if content is None:
-            (folder / name).unlink()
-            continue
-        if name == "config.json":
-            content = json.loads((folder / name).read_text()) | content
-        (folder / name).write_text(json.dumps(content))
-    return folder
 
 
 def test_a_model_without_a_family_embeds_by_transformers_code(

@@ -15,7 +15,7 @@ from baton_router.pooling.rerank import RerankCall
 from baton_router.pooling.score import ScoreCall
 from baton_text.artifacts import CHAT_TEMPLATE
 from tests.router import pools
-from tests.support.engines.special_tokens import enclosed_artifacts
+from tests.support.engines.special_tokens import BERT_TYPES, enclosed_artifacts
 from tests.support.nodes.fake_node import FakeNode, vector_of_ids
 
 pytestmark = pytest.mark.integration
@@ -108,6 +108,26 @@ async def test_a_classifier_gets_each_pair_as_one_prompt(
         assert [item["score"] for item in answer["data"]] == pytest.approx(shares)
         _, raw, _ = await client.post("/score", body | fields | {"use_activation": False})
         assert [item["score"] for item in raw["data"]] == pytest.approx([-each for each in shares])
+
+
+@pytest.mark.parametrize(
+    ("fields", "places"),
+    [
+        ({}, [5, 5]),
+        ({"add_special_tokens": False}, [3, 3]),
+        ({"truncate_prompt_tokens": 8}, [5, 5]),
+    ],
+)
+async def test_a_node_is_asked_with_the_place_at_which_the_second_text_of_a_pair_begins(
+    classifier: FakeNode, fields: dict[str, Any], places: list[int]
+) -> None:
+    classifier.serve_artifacts(enclosed_artifacts(types=BERT_TYPES))
+    async with pools.running(classifier) as client:
+        body = {"text_1": "one", "text_2": ["two", "three"]}
+        status, answer, _ = await client.post("/score", body | fields)
+    assert status == 200, answer
+    asked = [job.request.pooling for job in classifier.got_of(RunJob)]
+    assert [each.second_text for each in asked if each is not None] == places
 
 
 @pytest.mark.parametrize("first", ["a long text", "abcde"])

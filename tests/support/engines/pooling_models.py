@@ -67,6 +67,19 @@ def classifier(source: Path, folder: Path, classes: int) -> Path:
     return folder
 
 
+def changed(source: Path, folder: Path, change: dict[str, Any]) -> Path:
+    """A copy of a folder with other files: None removes one, config.json is updated."""
+    shutil.copytree(source, folder)
+    for name, content in change.items():
+        if content is None:
+            (folder / name).unlink()
+            continue
+        if name == "config.json":
+            content = json.loads((folder / name).read_text()) | content
+        (folder / name).write_text(json.dumps(content))
+    return folder
+
+
 def _add_eos(folder: Path) -> None:
     from tokenizers import Tokenizer, processors
 

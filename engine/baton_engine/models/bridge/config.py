@@ -8,7 +8,7 @@ transformers knows. transformers and torch are imported when such a file is read
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from importlib.util import find_spec
 from typing import Any
 
@@ -34,21 +34,30 @@ DROPPED_KEYS = frozenset(
 KEPT_KEYS = frozenset({"bos_token_id", "eos_token_id", "pad_token_id"})
 
 
-def read(values: Mapping[str, Any], generation: Mapping[str, Any]) -> ModelConfig:
-    """Raises UnsupportedModel, with the reason, for a model that the bridge cannot serve."""
-    architecture = str(values["architectures"][0])
+def need_transformers(architecture: str) -> None:
+    """Raises UnsupportedModel if transformers is not installed."""
     if find_spec("transformers") is None:
         raise UnsupportedModel(
             f"architecture {architecture} is served by transformers' code, and transformers is not "
             "installed; pip install '.[bridge]' in the checkout"
         )
+
+
+def kept_values(values: Mapping[str, Any], dropped: Collection[str]) -> str:
+    """A config.json as JSON, without these keys."""
+    kept = {key: value for key, value in values.items() if key not in dropped}
+    return json.dumps(kept, sort_keys=True)
+
+
+def read(values: Mapping[str, Any], generation: Mapping[str, Any]) -> ModelConfig:
+    """Raises UnsupportedModel, with the reason, for a model that the bridge cannot serve."""
+    architecture = str(values["architectures"][0])
+    need_transformers(architecture)
     from baton_engine.models.bridge.learn import learn
     from baton_engine.models.bridge.source import find_source
 
     dtype = checkpoint_dtype(values)
-    dropped = DROPPED_KEYS | (NO_KV_KEYS - KEPT_KEYS)
-    kept = {key: value for key, value in values.items() if key not in dropped}
-    text = json.dumps(kept, sort_keys=True)
+    text = kept_values(values, DROPPED_KEYS | (NO_KV_KEYS - KEPT_KEYS))
     source = find_source(architecture, text)
     learned = learn(source)
     return ModelConfig(

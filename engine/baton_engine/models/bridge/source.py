@@ -62,6 +62,16 @@ def refused(architecture: str, why: str) -> UnsupportedModel:
 def find_source(architecture: str, values: str) -> Source:
     """`values` is the config.json as JSON. Raises UnsupportedModel, or ModelError for values that
     transformers refuses."""
+    config = read_values(architecture, values)
+    source = Source(architecture, config, _class_of(architecture, config))
+    why = _refusal(source)
+    if why:
+        raise refused(architecture, why)
+    return source
+
+
+def read_values(architecture: str, values: str) -> PreTrainedConfig:
+    """transformers' config of a config.json. Raises as find_source() does."""
     read: dict[str, Any] = json.loads(values, object_hook=_number)
     kind = str(read.get("model_type"))
     if read.pop("auto_map", None) and kind not in CONFIG_MAPPING:
@@ -71,14 +81,10 @@ def find_source(architecture: str, values: str) -> Source:
             architecture, f"transformers {transformers.__version__} has no model_type {kind!r}"
         )
     try:
-        config = CONFIG_MAPPING[kind].from_dict(read)
+        config: PreTrainedConfig = CONFIG_MAPPING[kind].from_dict(read)
     except Exception as error:
         raise ModelError(f"config.json: transformers refuses it: {_line(error)}") from error
-    source = Source(architecture, config, _class_of(architecture, config))
-    why = _refusal(source)
-    if why:
-        raise refused(architecture, why)
-    return source
+    return config
 
 
 def _class_of(architecture: str, config: PreTrainedConfig) -> type[PreTrainedModel]:
