@@ -103,7 +103,7 @@ class Terminal:
         return self._process.wait(WAIT_S)
 
     def _read(self) -> bool:
-        """Read what there is, waiting a moment for it. False after the command's end."""
+        """Read new output, after a short wait for it. False after the command's end."""
         if select.select([self._ours], [], [], LOOK_S)[0]:
             try:
                 piece = os.read(self._ours, PIECE)

@@ -126,7 +126,7 @@ class ChatSession:
             try:
                 self._show(answer.pieces())
             finally:
-                # Stopped or broken: what came of it is part of the conversation.
+                # Stopped or broken: its beginning is part of the conversation.
                 if answer.text:
                     self._conversation.turns.append(Turn(question, answer.text))
         self._remark(_summary(answer, time.monotonic() - begun))
