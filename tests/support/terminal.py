@@ -21,7 +21,7 @@ from typing import Self
 
 import pyte
 
-WAIT_S = 60.0
+WAIT_S = 120.0
 LOOK_S = 0.02
 PIECE = 1 << 16
 
@@ -72,6 +72,10 @@ class Terminal:
     def text(self) -> str:
         """The screen's lines, without the empty end of each."""
         return "\n".join(line.rstrip() for line in self._screen.display)
+
+    def after(self, words: str) -> str:
+        """The screen behind the last of these words, "" if it has none."""
+        return self.text.rpartition(words)[2].strip() if words in self.text else ""
 
     def type(self, keys: str) -> None:
         os.write(self._ours, keys.encode())

@@ -91,9 +91,9 @@ async def stage(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> AsyncIterato
     async with FakeNode("decode-0", "decode") as node:
         settings = RouterSettings(port=0, nodes=(node.address,), link_token=TOKEN)
         async with Router(settings) as first, Router(settings) as second:
-            for router in (first, second):
-                await until(lambda router=router: len(list(router.view.ready())) == 1)
-            urls = [f"http://127.0.0.1:{router.port}" for router in (first, second)]
+            routers = (first, second)
+            await until(lambda: all(len(list(router.view.ready())) == 1 for router in routers))
+            urls = [f"http://127.0.0.1:{router.port}" for router in routers]
             yield Stage(tmp_path, node, urls)
 
 

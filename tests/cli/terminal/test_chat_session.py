@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import io
-from collections.abc import AsyncIterator, Iterable
+from collections.abc import AsyncIterator, Callable, Iterable
 from pathlib import Path
 from typing import NamedTuple
 
@@ -45,7 +45,7 @@ class Served(NamedTuple):
         ]
 
 
-def reader(lines: Iterable[str]) -> object:
+def reader(lines: Iterable[str]) -> Callable[[str], str]:
     """As input(): raises EOFError at the end."""
     rest = iter(lines)
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 
 import pytest
 
@@ -26,8 +26,8 @@ def url() -> Iterator[str]:
         yield pool.url
 
 
-def on_a_terminal(*words: str, **size: int) -> Terminal:
-    return Terminal([sys.executable, "-m", "baton_cli", *words], **size)
+def on_a_terminal(*words: str, variables: Mapping[str, str] | None = None) -> Terminal:
+    return Terminal([sys.executable, "-m", "baton_cli", *words], variables=variables)
 
 
 def running(url: str) -> int:
@@ -55,7 +55,8 @@ def test_ctrl_c_stops_an_answer_and_its_request_and_the_chat_goes_on(url: str) -
         terminal.type("\x03")
         terminal.wait_for("> half a question\n>")
         terminal.type("Hello\n")
-        terminal.wait_until(lambda: running(url) == 1, "start the request")
+        terminal.wait_until(lambda: terminal.after("> Hello") != "", "begin its answer")
+        assert running(url) == 1
         terminal.type("\x03")
         terminal.wait_for("stopped")
         terminal.wait_until(lambda: running(url) == 0, "end the request")
@@ -67,10 +68,8 @@ def test_ctrl_c_stops_an_answer_and_its_request_and_the_chat_goes_on(url: str) -
 
 def test_no_color_leaves_out_the_dimming(url: str) -> None:
     dim = b"\x1b[2m"
-    for variables, has_dim in (({}, True), ({"NO_COLOR": "1"}, False)):
-        with Terminal(
-            [sys.executable, "-m", "baton_cli", "chat", "--url", url], variables=variables
-        ) as terminal:
+    for variables, has_dim in (({"NO_COLOR": ""}, True), ({"NO_COLOR": "1"}, False)):
+        with on_a_terminal("chat", "--url", url, variables=variables) as terminal:
             terminal.wait_for("/help lists commands")
             assert (dim in terminal.raw) is has_dim
 
