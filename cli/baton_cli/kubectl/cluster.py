@@ -59,13 +59,11 @@ class Cluster:
         words = ("port-forward", "--address=127.0.0.1", f"pod/{pod}", f":{port}")
         with tempfile.TemporaryFile("w+") as out, tempfile.TemporaryFile("w+") as problems:
             try:
-                # Not in the terminal's process group: its Ctrl-C stops an answer, not the forward.
                 forward = subprocess.Popen(
                     [*self._kubectl(), *words],
                     stdin=subprocess.DEVNULL,
                     stdout=out,
                     stderr=problems,
-                    start_new_session=True,
                 )
             except FileNotFoundError as error:
                 raise CommandError(_MISSING) from error

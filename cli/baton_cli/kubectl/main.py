@@ -9,7 +9,9 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import signal
 import sys
+import threading
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
 from urllib.parse import quote
@@ -96,6 +98,8 @@ COMMANDS = {
 def main(argv: Sequence[str] | None = None) -> int:
     """Run one command and return its exit code."""
     given = build_parser().parse_args(argv)
+    if threading.current_thread() is threading.main_thread():
+        signal.signal(signal.SIGTERM, _end)  # which leaves no port forward behind
     cluster = Cluster(given.namespace, given.context)
     routers = PoolRouters(cluster, given.pool, os.environ.get(KEY_VARIABLE, ""))
     try:
@@ -110,6 +114,10 @@ def main(argv: Sequence[str] | None = None) -> int:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 1
     return 0
+
+
+def _end(number: int, frame: object) -> None:
+    raise SystemExit(128 + number)
 
 
 def build_parser() -> argparse.ArgumentParser:

@@ -17,6 +17,7 @@ from urllib.parse import SplitResult, urlsplit
 
 from baton_cli.bench.stream import SseReader
 from baton_cli.errors import CommandError
+from baton_cli.terminal.text import visible_line
 
 Json = dict[str, Any]
 
@@ -90,7 +91,8 @@ class RemoteRouter:
     def _refusal(self, response: http.client.HTTPResponse) -> CommandError:
         try:
             message = json.loads(response.read())["error"]["message"]
-            return Refused(f"{message} (HTTP {response.status})", response.status)
+            text = visible_line(str(message))
+            return Refused(f"{text} (HTTP {response.status})", response.status)
         except (ValueError, KeyError, TypeError) as error:
             return self._foreign(error)
 

@@ -10,11 +10,14 @@ import asyncio
 import base64
 import json
 import os
+import signal
+import sys
 from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
 
 import aiohttp
+import psutil
 import pytest
 
 from baton_cli.kubectl.main import COMMANDS, main
@@ -32,7 +35,10 @@ case "$*" in
     *port-forward*)
         for pod in first second; do
             case "$*" in
-                *pod/$pod*) echo "Forwarding from 127.0.0.1:$(cat $pod) -> 8000"; exec sleep 600;;
+                *pod/$pod*)
+                    echo $$ > forward
+                    echo "Forwarding from 127.0.0.1:$(cat $pod) -> 8000"
+                    exec sleep 600;;
             esac
         done
         echo 'error: unable to forward port because pod is not running' >&2; exit 1;;
@@ -137,6 +143,25 @@ async def test_drain_and_resume_use_the_pool_s_link_token(
 async def test_top_shows_the_pool_s_nodes(stage: Stage, capsys: pytest.CaptureFixture[str]) -> None:
     assert await stage.run("top", "demo", "--once") == 0
     assert "decode-0  decode  ready" in capsys.readouterr().out
+
+
+@pytest.mark.integration
+async def test_a_plugin_that_is_ended_leaves_no_port_forward_behind(stage: Stage) -> None:
+    words = ("-m", "baton_cli.kubectl", "top", "demo", "--json")
+    plugin = await asyncio.create_subprocess_exec(
+        sys.executable, *words, stdout=asyncio.subprocess.PIPE
+    )
+    try:
+        assert plugin.stdout is not None
+        async with asyncio.timeout(120.0):
+            assert b"decode-0" in await plugin.stdout.readline()
+            plugin.terminate()
+            assert await plugin.wait() == 128 + signal.SIGTERM
+    finally:
+        if plugin.returncode is None:
+            plugin.kill()
+            await plugin.wait()
+    assert not psutil.pid_exists(int((stage.folder / "forward").read_text()))
 
 
 @pytest.mark.integration
