@@ -18,10 +18,12 @@ from typing import Any, NamedTuple
 from baton_cli.bench.options import LatencyOptions, SweepOptions, ThroughputOptions
 from baton_cli.bench.serve_options import ServeOptions
 from baton_cli.commands import help_texts as texts
+from baton_cli.commands.completion_options import CompletionOptions
 from baton_cli.commands.explain_options import ExplainOptions
 from baton_cli.commands.fetch_options import FetchDemoOptions, FetchOptions
 from baton_cli.commands.generate_options import GenerateOptions
 from baton_cli.commands.operator_options import OperatorOptions
+from baton_cli.commands.router_options import ChatOptions, TopOptions
 from baton_cli.doctor.options import DoctorOptions
 from baton_cli.errors import CommandError, UsageError
 from baton_cli.options.environment import closest, own_variables
@@ -153,6 +155,18 @@ COMMANDS = (
         "",
         texts.DOCTOR,
         texts.DOCTOR_EXAMPLES,
+    ),
+    Command(
+        "chat", ChatOptions, "baton_cli.commands.chat:run", "", texts.CHAT, texts.CHAT_EXAMPLES
+    ),
+    Command("top", TopOptions, "baton_cli.commands.top:run", "", texts.TOP, texts.TOP_EXAMPLES),
+    Command(
+        "completion",
+        CompletionOptions,
+        "baton_cli.completion:run",
+        "",
+        texts.COMPLETION,
+        texts.COMPLETION_EXAMPLES,
     ),
     Command("version", VersionOptions, "baton_cli.commands.version:run", "", texts.VERSION),
 )

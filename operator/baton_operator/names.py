@@ -24,6 +24,7 @@ NODE_PORT = 9000
 ROUTER_PORT = 8000  # the default of `baton router`
 FETCH_CONTAINER = "fetch-model"  # a node's init container
 WAKE_WAIT_FLAG = "wake-wait"  # a router's: seconds it holds a request while there is no node
+TOKEN_KEY = "link-token"  # in the pool's own Secret
 DRAIN_S = 60  # seconds for running answers after SIGTERM: 2,000 tokens at 30 ms each
 
 OWN_PREFIX = "baton.dev/"  # of our labels and annotations
@@ -38,3 +39,8 @@ DRAIN_REASON_ANNOTATION = f"{OWN_PREFIX}drain-reason"
 # In a roll-out: the seconds that its requests may take, and the revision that replaces it.
 DRAIN_SECONDS_ANNOTATION = f"{OWN_PREFIX}drain-seconds"
 REPLACED_BY_ANNOTATION = f"{OWN_PREFIX}replaced-by"
+
+
+def child_name(pool: str, component: Component) -> str:
+    """The name of the component's objects; revisions and instances append theirs."""
+    return f"{pool}-{component}"

@@ -84,6 +84,13 @@ def test_a_page_of_the_readme_alone_has_its_absolute_links_only(package: Distrib
 
 
 @pytest.mark.integration
+def test_the_wheel_installs_the_command_and_kubectl_s_plugin(package: Distribution) -> None:
+    scripts = {one.name: one for one in package.entry_points if one.group == "console_scripts"}
+    assert set(scripts) == {"baton", "kubectl-baton"}
+    assert all(callable(script.load()) for script in scripts.values())
+
+
+@pytest.mark.integration
 def test_each_package_of_the_wheel_is_marked_as_typed(wheel: Path) -> None:
     names = ZipFile(wheel).namelist()
     packages = {name.split("/")[0] for name in names if name.startswith("baton_")}

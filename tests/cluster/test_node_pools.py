@@ -2,7 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import json
+import os
+import subprocess
+import sys
+import urllib.request
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -19,6 +24,7 @@ from tests.support.needs import needs
 
 STARTING = {"Starting", "WaitingForNodes", "NothingApplied"}
 COMPONENTS = ("prefill", "decode", "router", "kv-index", "kv-data")
+PLUGIN_S = 240.0
 SUMMARIES = "{.metadata.name} {.status.prefill.summary} {.status.decode.summary}{'\\n'}"
 
 
@@ -108,6 +114,62 @@ def check_answers(pool: ClusterPool, expected: list[dict[int, ChoiceResult]]) ->
 
 def test_a_client_gets_the_same_answers_as_from_baton_up(started: Watched) -> None:
     check_answers(started.pool, answers_of_baton_up(SIM_UP, few_questions()))
+
+
+@pytest.fixture
+def plugin(started: Watched, programs: Path, tmp_path: Path) -> Callable[..., str]:
+    """Runs `kubectl baton` in the pool's namespace and returns its output."""
+    program = tmp_path / "kubectl-baton"
+    program.write_text(f'#!/bin/sh\nexec {sys.executable} -m baton_cli.kubectl "$@"\n')
+    program.chmod(0o755)
+    pool = started.pool
+    environ = {name: value for name, value in os.environ.items() if not name.startswith("BATON_")}
+    environ |= {
+        "PATH": os.pathsep.join((str(tmp_path), str(programs), os.environ["PATH"])),
+        "KUBECONFIG": str(pool.kubernetes.kubeconfig),
+        "KUBECACHEDIR": str(tmp_path / "cache"),
+        "KUBERC": "off",
+    }
+
+    def run(*words: str) -> str:
+        done = subprocess.run(
+            ["kubectl", "baton", *words, "-n", pool.namespace],
+            env=environ,
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            text=True,
+            timeout=PLUGIN_S,
+            check=False,
+        )
+        assert done.returncode == 0, f"{words}: {done.stderr}"
+        return done.stdout
+
+    return run
+
+
+def test_the_plugin_explains_the_pool_and_a_request_and_drains_a_node(
+    started: Watched, plugin: Callable[..., str]
+) -> None:
+    pool = started.pool
+    assert f"pool {pool.name} in namespace {pool.namespace} is ready" in plugin("why", pool.name)
+    [node] = pool.pods("decode")
+
+    def state() -> str:
+        snapshot = json.loads(plugin("top", pool.name, "--once", "--json"))
+        return next(str(one["state"]) for one in snapshot["nodes"] if one["id"] == node.name)
+
+    body = json.dumps({"prompt": "Hello", "max_tokens": 4}).encode()
+    headers = {"Content-Type": "application/json"}
+    request = urllib.request.Request(f"{pool.url}/v1/completions", body, headers)
+    with urllib.request.urlopen(request, timeout=PLUGIN_S) as answer:
+        request_id = answer.headers["x-baton-request-id"]
+    assert "attempt 1: " in plugin("explain", pool.name, request_id)
+    assert node.name in plugin("top", pool.name, "--once")
+    plugin("drain", pool.name, node.name, "--deadline", "5")
+    pool.wait(lambda: state() == "draining", "drain its decode node")
+    plugin("resume", pool.name, node.name)
+    pool.wait(lambda: state() == "ready", "use its decode node again")
+    pool.wait(started.is_ready, "be ready again")
 
 
 def test_the_columns_follow_an_edit_of_the_replicas(started: Watched) -> None:

@@ -115,6 +115,11 @@ def _command(name: str) -> Need:
     return Need(lambda: shutil.which(name) is not None, _can_install, f"the command {name}")
 
 
+def _shell(name: str) -> Need:
+    """Of a shell that few machines need: CI does not install it."""
+    return Need(lambda: shutil.which(name) is not None, _never, f"the shell {name}")
+
+
 NEEDS = {
     "gpu": Need(_has_gpu, _never, "a CUDA device"),
     "root": Need(lambda: os.geteuid() == 0, _never, "to be root"),
@@ -122,6 +127,8 @@ NEEDS = {
     "go": _command("go"),
     "openssl": _command("openssl"),
     "make": _command("make"),
+    "zsh": _shell("zsh"),
+    "fish": _shell("fish"),
     "npm": Need(_has_npm, _npm_by_apt, "Node.js 20.19 or newer, with npm"),
     "control_plane": Need(_control_plane, _never, "Linux and Go, to build a Kubernetes"),
     "cluster": Need(_cluster, _never, "Go, apt and the rights to run Kubernetes nodes"),

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from baton_cli.options.records import CommonOptions
+from baton_cli.commands.router_options import ClientOptions
 from baton_protocol.options import option
 
 
 @dataclass(frozen=True, kw_only=True)
-class ExplainOptions(CommonOptions):
+class ExplainOptions(ClientOptions):
     TITLE = "explain"
 
     id: str = option("", "the request's x-baton-request-id", metavar="ID", positional=True)

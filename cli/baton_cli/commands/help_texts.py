@@ -13,6 +13,7 @@ start here:
   curl http://127.0.0.1:8000/v1/chat/completions -H 'content-type: application/json' \\
        -d '{"messages": [{"role": "user", "content": "Hello"}]}'
   baton up --model DIR --once "Hello"         the same for one question; then everything ends
+  baton chat                                  talk to it; `baton top` shows the pool meanwhile
   baton generate --model DIR --prompt "Once"  no pool: the engine alone
   baton bench throughput --model DIR          how fast the engine is here
   baton bench serve                           what clients of a running server see
@@ -107,6 +108,48 @@ examples:
 
 The id is the answer's x-baton-request-id. Its first eight digits are the last eight of the router's
 name in /pool. In a call with several prompts, ID-0 is the first prompt.
+"""
+
+CHAT = """\
+Chat with the model of a running pool. Answers appear as they are computed; Ctrl-C stops one and its
+request. On a pipe, stdin is one question, and stdout has the answer alone."""
+
+CHAT_EXAMPLES = """\
+examples:
+  baton chat                                        the router of `baton up` on this machine
+  BATON_API_KEY=... baton chat --url https://llm.example --system "Answer in one sentence."
+  echo "What is a KV cache?" | baton chat --max-tokens 100 > answer.txt
+
+In the chat, /help lists the commands: /explain shows where and why the last answer ran, /retry asks
+again, /system and /model set the prompt and the model, /clear forgets. Lines between two marks
+\"\"\" are one question. Control characters of an answer are shown escaped, as \\x1b. NO_COLOR is
+obeyed.
+"""
+
+TOP = """\
+Show a running pool live: its nodes, requests and tenants, once per second. Where stdout is no
+terminal, it prints a table per second."""
+
+TOP_EXAMPLES = """\
+examples:
+  baton top
+  BATON_API_KEY=... baton top --url https://llm.example     a tenant sees its own requests
+  baton top --once                                          one table, for a script or a report
+  baton top --json | jq .totals                             one JSON object per second
+
+keys: a, p, n, t sort the requests by age, prompt, new tokens or tenant; r reverses; q quits. The ID
+of a request is what `baton explain` takes.
+"""
+
+COMPLETION = """\
+Print the script with which a shell completes `baton`: commands, flags, their values and files. It
+holds all words, so Tab starts no Python; print it again after an upgrade."""
+
+COMPLETION_EXAMPLES = """\
+examples:
+  echo 'source <(baton completion bash)' >> ~/.bashrc
+  echo 'source <(baton completion zsh)' >> ~/.zshrc        after the line with compinit
+  baton completion fish > ~/.config/fish/completions/baton.fish
 """
 
 GENERATE = """\
@@ -205,7 +248,7 @@ examples:
   baton doctor                                       this machine, and what `baton up` needs
   baton doctor --model DIR                           and whether this model can be served here
   baton doctor --index redis://host:6379 --data redis://host:6380 redis://host:6381
-  BATON_KEY=... baton doctor --router http://host:8000
+  BATON_API_KEY=... baton doctor --router http://host:8000
   baton doctor --kubernetes --namespace models --pool qwen
   baton doctor --port 9000
   baton doctor --json | jq '.[] | select(.severity == "error")'

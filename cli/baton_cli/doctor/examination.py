@@ -60,7 +60,7 @@ def _works(options: DoctorOptions, index: str, data: list[str], host: Host) -> l
         port = UpOptions().port if options.port is None else options.port
         add("port", partial(_port, port, host, options.port is not None))
     if options.router:
-        add("router", partial(_router, options.router, options.key, host))
+        add("router", partial(_router, options.router, options.api_key, host))
     if options.kubernetes:
         add("cluster", partial(_cluster, options, host))
     return works

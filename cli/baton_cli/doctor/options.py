@@ -20,7 +20,7 @@ class DoctorOptions(StoreLoginOptions):
         (), "Redis instances for KV bytes", metavar="URL", secret=True, several=True
     )
     router: str = option("", "URL of a running router", metavar="URL")
-    key: str = option(
+    api_key: str = option(
         "",
         "key of an admin, or the link token, for --router (use the variable; default: none)",
         metavar="KEY",

@@ -135,7 +135,7 @@ def _pool(web: WebClient) -> Iterator[Finding]:
             severity="error",
             found=f"the router refuses {refused}: {message}",
             why="its nodes cannot be checked without /pool",
-            remedy="give an admin's key or the link token in the variable BATON_KEY",
+            remedy="give an admin's key or the link token in the variable BATON_API_KEY",
         )
         return
     pool = msgspec.json.decode(body, type=Pool)

@@ -139,7 +139,9 @@ def add_flags(parser: argparse.ArgumentParser, record: type) -> None:
 
 def _add_flag(group: argparse._ArgumentGroup, item: Flag) -> None:
     if item.positional:
-        group.add_argument(item.name, metavar=item.metavar, help=item.help)
+        group.add_argument(
+            item.name, metavar=item.metavar, help=item.help, type=_argparse_type(item)
+        )
         return
     kwargs: dict[str, Any] = {"dest": item.name, "default": argparse.SUPPRESS}
     kwargs["help"] = argparse.SUPPRESS if item.hidden else _help(item)

@@ -20,15 +20,11 @@ from baton_operator.names import (
     POOL_LABEL,
     REVISION_LABEL,
     Component,
+    child_name,
 )
 from baton_protocol.store import Role
 
 Manifest = dict[str, Any]
-
-
-def child_name(pool: str, component: Component) -> str:
-    """The name of the component's objects; revisions and instances append theirs."""
-    return f"{pool}-{component}"
 
 
 class NodeRevision(msgspec.Struct, frozen=True):

@@ -15,10 +15,10 @@ from typing import Any
 
 from baton_operator.api.pool import Credentials, Pool
 from baton_operator.builders.child import ChildIdentity, Manifest
+from baton_operator.names import TOKEN_KEY
 
 PASSWORD_KEY = "redis-password"
 ACL_KEY = "users.acl"
-TOKEN_KEY = "link-token"
 TENANT_KEY = "tenant-secret"
 SECRET_BYTES = 32
 _HEX = re.compile(rf"[0-9a-f]{{{2 * SECRET_BYTES}}}".encode())

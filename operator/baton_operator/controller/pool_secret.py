@@ -12,11 +12,11 @@ import os
 from collections.abc import Callable
 
 from baton_operator.api.pool import Credentials
-from baton_operator.builders.child import child_name
 from baton_operator.builders.credentials import credentials_of, new_credentials
 from baton_operator.kube.client import Api, Refused
 from baton_operator.kube.kinds import SECRET, ChildKey
 from baton_operator.kube.objects import Body
+from baton_operator.names import child_name
 from baton_operator.state.cache import PoolKey
 from baton_operator.state.child import CachedChild, read_child
 from baton_operator.state.observed import Refusal

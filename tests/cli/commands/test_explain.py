@@ -12,8 +12,8 @@ import pytest
 
 from baton_cli.commands.explain import ask, run
 from baton_cli.commands.explain_options import ExplainOptions
-from baton_cli.commands.explain_text import lines_of
 from baton_cli.errors import CommandError
+from baton_cli.terminal.explain_text import lines_of
 from baton_router.server.router import Router
 from baton_router.settings import RouterSettings
 from tests.support.nodes.fake_node import FakeNode

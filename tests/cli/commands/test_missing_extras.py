@@ -23,7 +23,7 @@ ROOT = Path(__file__).resolve().parents[3]
 ROOMS = [
     str(path.parent.parent) for path in ROOT.glob("*/*/__init__.py") if "tests" not in path.parts
 ]
-# Flags that a command requires before it imports anything.
+# Flags that a command requires before it imports anything, or the address of no router.
 REQUIRED_FLAGS = {
     "up": ["--engine=sim"],
     "router": ["--nodes=http://127.0.0.1:9"],
@@ -31,10 +31,16 @@ REQUIRED_FLAGS = {
     "generate": ["--model=.", "--prompt=Once"],
     "bench serve": ["--base-url=http://127.0.0.1:9"],
     "model fetch": ["hf://org/name", "--to=never"],
+    "chat": ["--url=http://127.0.0.1:1"],
+    "top": ["--url=http://127.0.0.1:1"],
+    "explain": ["0", "--url=http://127.0.0.1:1"],
+    "completion": ["bash"],
 }
 
 
-def run_without_extras(command: Command, folder: Path) -> subprocess.CompletedProcess[str]:
+def run_without_extras(
+    command: Command, folder: Path, *, main: str = "baton_cli.main"
+) -> subprocess.CompletedProcess[str]:
     for name in ("config.json", "tokenizer.json", "model.safetensors"):
         (folder / name).write_text("{}")
     for package in ("msgspec", PACKAGE):
@@ -42,7 +48,7 @@ def run_without_extras(command: Command, folder: Path) -> subprocess.CompletedPr
         assert spec is not None
         assert spec.origin is not None
         (folder / package).symlink_to(Path(spec.origin).parent)
-    start = f"import sys; sys.path += {[*ROOMS, str(folder)]!r}; from baton_cli.main import main"
+    start = f"import sys; sys.path += {[*ROOMS, str(folder)]!r}; from {main} import main"
     argv = [*command.words.split(), *REQUIRED_FLAGS.get(command.words, [])]
     return subprocess.run(
         [sys.executable, "-S", "-c", f"{start}; sys.exit(main({argv!r}))"],
@@ -50,6 +56,7 @@ def run_without_extras(command: Command, folder: Path) -> subprocess.CompletedPr
         text=True,
         timeout=240,
         check=False,
+        input="Hello",
         cwd=folder,
         env={**os.environ, "XDG_CACHE_HOME": str(folder), "PATH": ""},
     )
@@ -70,3 +77,25 @@ def test_doctor_runs_without_an_extra_and_shows_what_is_missing(tmp_path: Path) 
     assert done.returncode in (0, 3)  # this machine may have warnings
     assert "torch not installed" in " ".join(done.stdout.split())
     assert done.stderr == ""
+
+
+@pytest.mark.parametrize(
+    ("words", "output"),
+    [
+        ("chat", "no router answers at http://127.0.0.1:1"),
+        ("top", "no router answers at http://127.0.0.1:1"),
+        ("explain", "no router answers at http://127.0.0.1:1"),
+        ("completion", "complete -F _baton baton"),
+    ],
+)
+def test_a_command_for_a_terminal_needs_no_extra(words: str, output: str, tmp_path: Path) -> None:
+    [command] = [one for one in COMMANDS if one.words == words]
+    done = run_without_extras(command, tmp_path)
+    assert output in done.stdout + done.stderr
+    assert "Traceback" not in done.stderr
+
+
+def test_the_plugin_of_kubectl_needs_no_extra(tmp_path: Path) -> None:
+    why = COMMANDS[0]._replace(words="why demo")
+    done = run_without_extras(why, tmp_path, main="baton_cli.kubectl.main")
+    assert done.stderr.startswith("kubectl baton: kubectl is not on the PATH")

@@ -93,9 +93,9 @@ async def _a_wrong_key(folder: Path) -> AsyncIterator[Setup]:
     keys.write_text("acme user-key\nops admin-key admin\n")
     async with FakeNode("decode-0", "decode") as node, running(node, api_keys=str(keys)) as router:
         setup = broken(
-            url_of(router), "the router refuses the key", "an admin's key", key="wrong-key"
+            url_of(router), "the router refuses the key", "an admin's key", api_key="wrong-key"
         )
-        yield dataclasses.replace(setup, follow=lambda finding: {"key": "admin-key"})
+        yield dataclasses.replace(setup, follow=lambda finding: {"api_key": "admin-key"})
 
 
 @asynccontextmanager
@@ -103,8 +103,8 @@ async def _a_key_without_rights(folder: Path) -> AsyncIterator[Setup]:
     keys = folder / "keys"
     keys.write_text("acme user-key\nops admin-key admin\n")
     async with FakeNode("decode-0", "decode") as node, running(node, api_keys=str(keys)) as router:
-        setup = broken(url_of(router), "needs an admin key", "an admin's key", key="user-key")
-        yield dataclasses.replace(setup, follow=lambda finding: {"key": "admin-key"})
+        setup = broken(url_of(router), "needs an admin key", "an admin's key", api_key="user-key")
+        yield dataclasses.replace(setup, follow=lambda finding: {"api_key": "admin-key"})
 
 
 @asynccontextmanager
@@ -139,7 +139,7 @@ async def _a_node_without_a_link_token(folder: Path) -> AsyncIterator[Setup]:
                 url_of(router),
                 f"decode-1 at {unsafe.address} requires no link token",
                 "BATON_LINK_TOKEN",
-                key="word",
+                api_key="word",
             )
 
             def follow(finding: Finding) -> None:

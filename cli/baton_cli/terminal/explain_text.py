@@ -1,13 +1,18 @@
-"""Formats a router's explanation of a request: nodes considered, decisions, predictions, results.
+"""A router's explanation of a request: nodes considered, decisions, predictions, results.
 
-In: the JSON of GET /requests/{id}. Out: lines of text. Any other JSON raises KeyError or TypeError.
+In: a router, a request's id. Out: the JSON of GET /requests/{id}, and lines of text.
 """
 
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from typing import Any
+from urllib.parse import quote
+
+from baton_cli.errors import CommandError
+from baton_cli.terminal.remote_router import RemoteRouter
+from baton_cli.terminal.text import align, visible_line
 
 Json = dict[str, Any]
 
@@ -15,7 +20,24 @@ COLUMNS = ("", "DECODE", "PREFILL", "PREDICTED", "QUEUE", "COMPUTE", "FETCH", "S
 PARTS = ("predicted_ms", "queue_ms", "compute_ms", "fetch_ms", "slowdown_ms")
 
 
+def find_explanation(router: RemoteRouter, request_id: str) -> Json:
+    """Raise CommandError with the router's message if it has none."""
+    return router.ask(f"/requests/{quote(request_id, safe='')}")
+
+
+def explanation_lines(call: Json) -> list[str]:
+    """The explanation as text. Raise CommandError if the JSON is none."""
+    try:
+        return [visible_line(line) for line in lines_of(call)]
+    except (KeyError, TypeError) as error:
+        raise CommandError(
+            f"the router did not answer with an explanation ({error!r}); check that it is a router"
+            " of this version"
+        ) from error
+
+
 def lines_of(call: Json) -> Iterator[str]:
+    """Raise KeyError or TypeError for other JSON than an explanation."""
     whose = f", tenant {call['tenant']}" if call["tenant"] else ""
     yield f"{call['id']}: {call['endpoint']}, {call['model'] or 'no model'}{whose}"
     if call.get("client_request_id"):
@@ -107,18 +129,8 @@ def _table_lines(attempt: Json) -> Iterator[str]:
         rows.append(
             (star, option["decode"], option["prefill"] or "-", *figures, _format_cached(option))
         )
-    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-    for row in rows:
-        yield "    " + _format_row(row, widths).rstrip()
-
-
-def _format_row(cells: Sequence[str], widths: Sequence[int]) -> str:
-    """Align the three name columns to the left, the figures to the right."""
-    padded = [
-        cell.ljust(width) if place < 3 else cell.rjust(width)
-        for place, (cell, width) in enumerate(zip(cells, widths, strict=True))
-    ]
-    return "  ".join(padded)
+    for line in align(rows, names=3):
+        yield f"    {line}"
 
 
 def _format_cached(option: Json) -> str:
