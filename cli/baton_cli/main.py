@@ -22,6 +22,7 @@ from baton_cli.commands.explain_options import ExplainOptions
 from baton_cli.commands.fetch_options import FetchDemoOptions, FetchOptions
 from baton_cli.commands.generate_options import GenerateOptions
 from baton_cli.commands.operator_options import OperatorOptions
+from baton_cli.commands.usage_options import UsageOptions
 from baton_cli.errors import CommandError, UsageError
 from baton_cli.options.environment import closest, own_variables
 from baton_cli.options.flag import add_flags, flags_of, merge_options
@@ -144,6 +145,14 @@ COMMANDS = (
         "",
         texts.EXPLAIN,
         texts.EXPLAIN_EXAMPLES,
+    ),
+    Command(
+        "usage",
+        UsageOptions,
+        "baton_cli.commands.usage:run",
+        "",
+        texts.USAGE,
+        texts.USAGE_EXAMPLES,
     ),
     Command("version", VersionOptions, "baton_cli.commands.version:run", "", texts.VERSION),
 )

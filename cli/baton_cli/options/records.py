@@ -17,6 +17,7 @@ CommonOptions
 |-- FetchOptions          `baton model fetch` (see commands.fetch_options)
 |-- FetchDemoOptions      `baton model fetch-demo` (see commands.fetch_options)
 |-- ExplainOptions        `baton explain` (see commands.explain_options)
+|-- UsageOptions          `baton usage` (see commands.usage_options)
 |-- OperatorOptions       `baton operator` (see commands.operator_options)
 `-- VersionOptions        `baton version`
 """

@@ -20,6 +20,7 @@ from aiohttp import web
 from aiohttp.typedefs import Handler, Middleware
 
 from baton_protocol.errors import BatonError, ErrorRecord
+from baton_protocol.usage import USAGE_PATH
 from baton_router.auth import Tenants
 from baton_router.batches.files import Files
 from baton_router.batches.journal import Journal
@@ -50,6 +51,7 @@ from baton_router.http.prefix_cache import RESET_PATH, PrefixCacheRoutes
 from baton_router.http.prefixes import PREFIXES_PATH, PrefixRoutes
 from baton_router.http.responses import ResponseRoutes
 from baton_router.http.token_routes import DETOKENIZE, TOKENIZE, TOKENIZER_INFO, TokenRoutes
+from baton_router.http.usage import UsageRoutes
 from baton_router.nodes.node_calls import NodeCalls
 from baton_router.nodes.pin_keeper import PinKeeper
 from baton_router.nodes.prefix_pins import PrefixPins
@@ -84,6 +86,7 @@ class Api:
     pins: PrefixPins
     keeper: PinKeeper
     responses: ResponseRoutes
+    usage: UsageRoutes
     files: Files | None
     journal: Journal | None
     node_calls: NodeCalls
@@ -117,6 +120,7 @@ def build_app(api: Api) -> web.Application:
             *(*api.generation.routes(), *api.pool.routes(), *drains.routes(), *sleeps.routes()),
             *(*PrefixCacheRoutes(api.pool.fleet).routes(), *prefixes.routes()),
             *(*tokens.routes(), *api.responses.routes(), *files.routes(), *batches.routes()),
+            *api.usage.routes(),
             web.get("/openapi.json", _openapi_handler(api.settings.root_path)),
         ],
     )
@@ -206,6 +210,8 @@ async def _answer(
         authorization = _authorization(request)
         if request.path.startswith(KEYED):
             request[CONTEXT].tenant = api.tenants.tenant_of(authorization)
+        elif request.path == USAGE_PATH:
+            request[CONTEXT].tenant = api.tenants.reader(authorization)
         elif request.path in ADMINS:
             request[CONTEXT].tenant = api.tenants.admin(authorization)
         elif f"{request.path}/".startswith(NODE_ADMINS):

@@ -5,5 +5,6 @@ from __future__ import annotations
 JSON_TYPE = "application/json"
 EVENTS_TYPE = "text/event-stream"
 TEXT_TYPE = "text/plain"
+CSV_TYPE = "text/csv"
 FORM_TYPE = "multipart/form-data"
 BYTES_TYPE = "application/octet-stream"

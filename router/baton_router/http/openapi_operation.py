@@ -28,6 +28,7 @@ from baton_protocol.errors import (
 from baton_protocol.store import Exact
 from baton_router.http.media_types import (
     BYTES_TYPE,
+    CSV_TYPE,
     EVENTS_TYPE,
     FORM_TYPE,
     JSON_TYPE,
@@ -78,7 +79,7 @@ class OpenAPIOperation:
     `answers` are the successful answers by status (and any other without the error's shape); with
     `listed`, a list of them. `event` is the record in a stream's events, `failure` that of errors.
     `body` is a key of BODIES; with `form`, clients send it as a form. An answer of the type `bytes`
-    is a file's content.
+    is a file's content. With `table`, an answer may also be CSV.
     The operation needs a key if its errors include Unauthorized. `query` are its query
     parameters. `alias`: another operation does the same under its own path."""
 
@@ -95,6 +96,7 @@ class OpenAPIOperation:
     event: Record | None = None
     failure: type = ErrorAnswer
     listed: bool = False
+    table: bool = False
     query: Mapping[str, Json] = field(default_factory=dict)
     alias: bool = False
 
@@ -166,6 +168,8 @@ class OpenAPIOperation:
         if self.listed:
             schema = {"type": "array", "items": schema}
         content: Json = {JSON_TYPE: {"schema": schema}}
+        if self.table:
+            content[CSV_TYPE] = {"schema": {"type": "string"}}
         if self.event is not None:
             content[EVENTS_TYPE] = {"schema": _event(self.event, self.failure)}
         return content

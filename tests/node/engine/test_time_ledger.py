@@ -11,7 +11,7 @@ import pytest
 from baton_engine.sim.build import SimSettings
 from baton_node.engine.time_ledger import TimeLedger
 from baton_node.ipc.messages import Step
-from baton_protocol.link import RunJob
+from baton_protocol.link import Abort, RunJob
 from baton_protocol.request import Request
 from baton_protocol.usage import MAX_TENANTS, OTHER_TENANTS, NodeTime, TimeSpent
 from tests.support.clock import Clock
@@ -136,3 +136,17 @@ def test_tenants_beyond_the_limit_share_one_row() -> None:
     rows = {row.tenant: row.ms for row in ledger.report().rows}
     assert rows[OTHER_TENANTS] == 5000.0
     assert len(rows) == MAX_TENANTS + 2  # and idle
+
+
+def test_time_of_a_step_under_way_when_a_request_ends_is_the_request_s() -> None:
+    """With two steps under way, a request may end while a step computes its next token."""
+    node = LoopNode("n0", SimSettings(chunk_blocks=1, overlap=True))
+    request = make_request("r", b"p" * 10, max_tokens=9, ignore_eos=True)
+    node.take(RunJob(of_tenant(request, "acme")))
+    turn(node, 3)
+    node.take(Abort(request.id, request.attempt))
+    turn(node, 3)
+    turns = booked(node)
+    assert {tenant for tenant, cause in turns if cause != "idle"} == {"acme"}
+    assert turns["acme", "prefill"] + turns["acme", "decode"] >= 3 - NEAR
+    node.close()
