@@ -97,7 +97,12 @@ class VllmEmbeds:
 
     def __init__(self, folder: Path, dtype: DType, threads: int) -> None:
         # vLLM's pooling models need a tokenizer, also for prompts of ids.
-        options = {"runner": "pooling", "max_num_seqs": 256, "seed": 0, "skip_tokenizer_init": False}
+        options = {
+            "runner": "pooling",
+            "max_num_seqs": 256,
+            "seed": 0,
+            "skip_tokenizer_init": False,
+        }
         save_tokenizer(folder)
         self._vllm = Vllm(folder, dtype, threads, options)
         self.name = f"{self._vllm.name}, {dtype}"

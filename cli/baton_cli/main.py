@@ -24,6 +24,7 @@ from baton_cli.commands.fetch_options import FetchDemoOptions, FetchOptions
 from baton_cli.commands.generate_options import GenerateOptions
 from baton_cli.commands.operator_options import OperatorOptions
 from baton_cli.commands.router_options import ChatOptions, TopOptions
+from baton_cli.commands.usage_options import UsageOptions
 from baton_cli.doctor.options import DoctorOptions
 from baton_cli.errors import CommandError, UsageError
 from baton_cli.options.environment import closest, own_variables
@@ -167,6 +168,14 @@ COMMANDS = (
         "",
         texts.COMPLETION,
         texts.COMPLETION_EXAMPLES,
+    ),
+    Command(
+        "usage",
+        UsageOptions,
+        "baton_cli.commands.usage:run",
+        "",
+        texts.USAGE,
+        texts.USAGE_EXAMPLES,
     ),
     Command("version", VersionOptions, "baton_cli.commands.version:run", "", texts.VERSION),
 )

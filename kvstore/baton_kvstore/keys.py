@@ -138,6 +138,11 @@ def decisions_key(pool: str) -> bytes:
     return f"a1:{pool}".encode()
 
 
+def usage_key(pool: str, day: int) -> bytes:
+    """index: hash of what nodes and routers have counted on a day, in days since 1970."""
+    return f"u1:{pool}:{day}".encode()
+
+
 def ttl_ms(depth: int, base_s: float = DEFAULT_TTL_S, kept_until: int = 0) -> int:
     """Return the lifetime in milliseconds of the chunk at index `depth` of its chain (0: the head).
 

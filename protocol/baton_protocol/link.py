@@ -48,6 +48,7 @@ from baton_protocol.store import (
     Speeds,
     StoreHealth,
 )
+from baton_protocol.usage import TimeSpent
 from baton_protocol.wire import Codec, WireError
 
 LINK_PATH = "/link"
@@ -279,6 +280,9 @@ class RequestStats(msgspec.Struct, frozen=True, omit_defaults=True):
 
     The node computed `drafted_tokens` guesses of the answer's next tokens. `accepted_drafts` of
     them were right, of which a grammar had allowed no other than `forced_drafts`.
+
+    `spent` is the time of the node's steps that belongs to the request: a step computes tokens of
+    many requests, which share its time.
     """
 
     prompt_tokens: Count = 0
@@ -297,6 +301,7 @@ class RequestStats(msgspec.Struct, frozen=True, omit_defaults=True):
     drafted_tokens: Count = 0
     accepted_drafts: Count = 0
     forced_drafts: Count = 0
+    spent: TimeSpent = TimeSpent()
 
 
 class Delta(msgspec.Struct, frozen=True, omit_defaults=True, gc=False):

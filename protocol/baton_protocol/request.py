@@ -30,7 +30,8 @@ class Request(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     a chat message starts a new text. `salt` and `adapter` enter the block hashes. The router
     derives the salt from the API key; nothing sets an adapter, as no engine has any. An engine with
     the policy `priority` runs requests with a lower `priority` first. A request with `pooling` gets
-    one vector instead of tokens; only nodes whose report says `pooling` run it.
+    one vector instead of tokens; only nodes whose report says `pooling` run it. `after_loss`: an
+    attempt before this one lost its node, so known tokens may be computed again.
     """
 
     id: RequestId
@@ -46,6 +47,7 @@ class Request(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     continues_prompt: bool = False
     priority: int = 0
     pooling: PoolingParams | None = None
+    after_loss: bool = False
 
 
 class TokenLogprob(msgspec.Struct, frozen=True, omit_defaults=True):

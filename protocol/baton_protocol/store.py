@@ -67,6 +67,12 @@ ACCEPTED_AT = (
     "Drafts that were the next tokens, by their position in a row of drafts.",
 )
 
+BUSY = (
+    "baton_node_busy_seconds_total",
+    "Time of steps by cause: prefill; decode; tokens computed again as their node was lost, or as"
+    " their blocks were evicted.",
+)
+
 
 class Priority(IntEnum):
     """Priority of a transfer. Lower numbers go first."""
@@ -383,6 +389,10 @@ class NodeLoad(msgspec.Struct, frozen=True, omit_defaults=True):
     behind_bytes_total: Annotated[
         Count, MetricSpec("baton_kv_behind_bytes_total", "KV bytes stored by write-behind.")
     ] = 0
+    prefill_seconds_total: Annotated[Seconds, MetricSpec(*BUSY, (("cause", "prefill"),))] = 0.0
+    decode_seconds_total: Annotated[Seconds, MetricSpec(*BUSY, (("cause", "decode"),))] = 0.0
+    lost_seconds_total: Annotated[Seconds, MetricSpec(*BUSY, (("cause", "lost"),))] = 0.0
+    evicted_seconds_total: Annotated[Seconds, MetricSpec(*BUSY, (("cause", "evicted"),))] = 0.0
     # Not stored: no bandwidth, blocks held, or store half full.
     behind_skipped_total: Annotated[
         Count,

@@ -264,6 +264,12 @@ class TenantSettings:
     sharing: Sharing = option(
         "pool", "who may use the KV of a tenant's prompts: all tenants, or only this one"
     )
+    prices: str = option(
+        "",
+        "TOML file with the prices of tokens and of nodes' time, for the costs in /usage (default:"
+        " no costs)",
+        metavar="FILE",
+    )
     tenant_secret: str = option(
         "",
         "secret of the pool for --sharing tenant, from which salts are derived (use the variable)",

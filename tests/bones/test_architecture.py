@@ -89,6 +89,7 @@ def test_the_page_lists_exactly_the_keys_of_the_store() -> None:
         keys.resume_log_key(pool, "REQUEST"),
         keys.budget_key(pool, "TENANT"),
         keys.decisions_key(pool),
+        keys.usage_key(pool, 0).replace(b":0", b":DAY"),
     ]
     written = re.findall(r"`((?:kv|[a-z]{1,2})1:[^`]+)`", PAGE)
     assert written == [key.decode().replace("ab", "HASH") for key in made]

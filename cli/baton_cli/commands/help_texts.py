@@ -78,7 +78,7 @@ examples:
   baton router --redis-index URL --otlp-endpoint http://collector:4318
   BATON_TENANT_SECRET=... baton router --redis-index URL --api-keys FILE --sharing tenant
 
-routes: /v1/chat/completions /v1/completions /v1/models /health /ready /metrics /pool
+routes: /v1/chat/completions /v1/completions /v1/models /health /ready /metrics /pool /usage
         /requests/ID, /ready?all=1 (every node is ready)
         POST /nodes/NODE/drain, POST /nodes/NODE/resume
 """
@@ -150,6 +150,20 @@ examples:
   echo 'source <(baton completion bash)' >> ~/.bashrc
   echo 'source <(baton completion zsh)' >> ~/.zshrc        after the line with compinit
   baton completion fish > ~/.config/fish/completions/baton.fish
+"""
+
+USAGE = """\
+Show what tenants used: calls, tokens, time of nodes, costs; and where the time of nodes went. The
+books are on the index, so any router of the pool answers, for calls of all of them."""
+
+USAGE_EXAMPLES = """\
+examples:
+  baton usage                                          each tenant, the last 30 days
+  baton usage --by tenant,cause --since 2026-11-01     why nodes were busy, or idle
+  baton usage --by day,tenant,model --csv > usage.csv
+  BATON_API_KEY=... baton usage --url http://host:8000 --json
+
+Costs need a router with --prices. A tenant's key shows the tenant's own rows.
 """
 
 GENERATE = """\

@@ -3,6 +3,7 @@
 CommonOptions
 `-- ClientOptions         the router
     |-- ExplainOptions    `baton explain` (see explain_options)
+    |-- UsageOptions      `baton usage` (see usage_options)
     |-- ChatOptions       `baton chat`
     `-- TopOptions        `baton top`
 """

@@ -17,7 +17,7 @@ CommonOptions
 |-- FetchOptions          `baton model fetch` (see commands.fetch_options)
 |-- FetchDemoOptions      `baton model fetch-demo` (see commands.fetch_options)
 |-- DoctorOptions         `baton doctor` (see doctor.options)
-|-- ClientOptions         `baton chat`, `top`, `explain` (see commands.router_options)
+|-- ClientOptions         `baton chat`, `top`, `explain`, `usage` (see commands.router_options)
 |-- CompletionOptions     `baton completion` (see commands.completion_options)
 |-- OperatorOptions       `baton operator` (see commands.operator_options)
 `-- VersionOptions        `baton version`

@@ -80,6 +80,10 @@ def _request_lines(request: Json) -> Iterator[str]:
         yield from lines
     if request["attempts_left_out"]:
         yield f"  {request['attempts_left_out']} attempts in between were dropped"
+    if any(spent := request.get("spent", {}).values()):
+        causes = ("prefill", "decode", "again after a loss", "again after an eviction")
+        parts = [f"{name} {_ms(ms)}" for name, ms in zip(causes, spent, strict=True) if ms]
+        yield f"  time of the nodes: {', '.join(parts)}"
     if (drafts := request["drafts"])["drafted"]:
         yield (
             f"  {drafts['accepted']} of {drafts['drafted']} drafts right, of which a grammar forced"

@@ -34,13 +34,18 @@ class RemoteRouter:
 
     def ask(self, path: str, body: Json | None = None) -> Json:
         """The answer to GET, or with a body to POST."""
-        stream = self._open(path, body, ANSWER_S)
         try:
-            return dict(json.loads(stream.response.read()))
-        except (OSError, http.client.HTTPException) as error:
-            raise self._silent(error) from error
+            return dict(json.loads(self.read(path, body)))
         except (ValueError, TypeError) as error:
             raise self._foreign(error) from error
+
+    def read(self, path: str, body: Json | None = None) -> bytes:
+        """As `ask`, for an answer of any type."""
+        stream = self._open(path, body, ANSWER_S)
+        try:
+            return stream.response.read()
+        except (OSError, http.client.HTTPException) as error:
+            raise self._silent(error) from error
         finally:
             stream.close()
 

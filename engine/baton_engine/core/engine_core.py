@@ -37,6 +37,7 @@ from baton_engine.core.requests import RunningRequests
 from baton_engine.core.reservations import NOTHING, Landed, Reservations
 from baton_engine.core.sleep import EngineParts, NoRunner, Resources, check_sleep, checked_parts
 from baton_engine.core.step_log import StepLog
+from baton_engine.core.step_time import book_step
 from baton_engine.core.totals import Totals
 from baton_engine.errors import EngineAsleep, EngineBusy, OutOfMemory, SettingsError
 from baton_engine.interface import (
@@ -66,6 +67,7 @@ from baton_engine.scheduling.ranges import Run
 from baton_engine.scheduling.scheduler_class import scheduler_class
 from baton_engine.scheduling.sequence import BlockNaming, RequestState, Submission, given_ids
 from baton_engine.scheduling.step_limits import StepLimits
+from baton_engine.scheduling.time_account import TimeAccount
 from baton_protocol.errors import GrammarDeadEnd, NotEnoughMemory
 from baton_protocol.hashing import extend_hashes, root_hash
 from baton_protocol.ids import BlockHash, BlockId, RequestId
@@ -136,6 +138,7 @@ class EngineCore:
         self._refusals = 0
         self._arrivals = 0
         self._starved = False
+        self._unbooked: InFlightStep | None = None  # the newest step that was read
         self._totals = Totals()
 
     def _use(self, parts: EngineParts) -> None:
@@ -206,6 +209,7 @@ class EngineCore:
         report_filled: bool = False,
         finished: Sequence[int] = (),
         matcher: Matcher | None = None,
+        account: TimeAccount | None = None,
     ) -> None:
         """Queue a request.
 
@@ -222,6 +226,7 @@ class EngineCore:
         - `matcher`: the state at the start of the request's grammar; required if and only if the
           parameters have one. Each choice gets a copy, which first accepts the choice's outputs.
           The choice ends when only EOS could follow.
+        - `account`: where book_time() adds its time.
 
         Raises PromptTooLong or InvalidRequest for a request that can never run, and EngineAsleep.
         If this raises, the caller still owns the reservation.
@@ -254,6 +259,7 @@ class EngineCore:
                 changes=changes,
                 matcher=matcher,
                 speculates=self._speculates(request, prefill_only),
+                account=account,
             ),
             eos_ids=self.info.eos_ids,
             max_tokens=self._limits.max_tokens,
@@ -480,8 +486,16 @@ class EngineCore:
             self._reader.take(*read, result)
             self._count_seconds_won(read[0], result)
             self._log(read[0], result)
+            self._unbooked = read[0]
         self._totals.count_step(result)
         return result
+
+    def book_time(self, seconds_per_token: float) -> None:
+        """Add the time of the step that was read last to the accounts of its requests. No effect if
+        no step was read since the last call."""
+        step, self._unbooked = self._unbooked, None
+        if step is not None:
+            book_step(step, seconds_per_token)
 
     def limit_steps(self, tokens: int, seqs: int) -> None:
         """Let a step compute at most `tokens` tokens of `seqs` sequences, as a bench does that

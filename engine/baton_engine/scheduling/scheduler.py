@@ -471,6 +471,7 @@ class Scheduler:
     def _preempt(self, victim: Sequence) -> None:
         """Release a sequence's blocks and queue it again. It recomputes the tokens whose blocks are
         no longer cached when it is admitted."""
+        victim.note_eviction()
         self._pool.release(self.remove(victim))
         self.preemptions += 1
         self.preempted.append(victim)

@@ -28,6 +28,7 @@ from baton_engine.scheduling.acceptance import Acceptance
 from baton_engine.scheduling.beam_search import BeamSearch, LiveBeams
 from baton_engine.scheduling.ranges import Run, total, within
 from baton_engine.scheduling.stop_conditions import BannedTokens
+from baton_engine.scheduling.time_account import TimeAccount
 from baton_protocol.hashing import block_hasher
 from baton_protocol.ids import BlockHash, BlockId
 from baton_protocol.layout import KVLayout
@@ -81,6 +82,9 @@ class Sequence:
     penalty, `matcher` (the state of the grammar after all outputs) without a grammar. `acceptance`
     says how often drafts were right, and is None in an engine without drafts.
 
+    Tokens before `reached` had KV until a preemption, and those before `lost_until` may have had it
+    on a node that the request has lost; from `first_new` on all are new (see `core.step_time`).
+
     A beam is `idle` from the sample of its next tokens until those of the request's other beams: it
     computes nothing, and if it is preempted it waits in no queue. A beam that was forked from
     another one shares its blocks (see Scheduler) while `forked_from` has them.
@@ -95,6 +99,7 @@ class Sequence:
         "capacity",
         "choice",
         "computed",
+        "first_new",
         "forked_from",
         "hashes",
         "idle",
@@ -103,10 +108,12 @@ class Sequence:
         "last_step",
         "launch_limit",
         "launched",
+        "lost_until",
         "matcher",
         "max_len",
         "order",
         "penalty_counts",
+        "reached",
         "registered_spans",
         "released_spans",
         "reported_chunks",
@@ -128,6 +135,10 @@ class Sequence:
         self.computed = self.launched = self.capacity = 0
         self.registered_spans = self.released_spans = self.reported_chunks = 0
         self.last_step = self.blocks_id = 0
+        self.reached = self.lost_until = 0
+        if state.request.after_loss:  # its newest token was never computed
+            self.lost_until = len(self.tokens) - bool(state.outputs_of(choice))
+        self.first_new = max(state.prompt_len, self.lost_until)
         self.awaited_sample = -1
         self.running = self.takes_short_path = self.idle = False
         self.forked_from: Sequence | None = None
@@ -270,6 +281,11 @@ class Sequence:
             not state.looks_at_tokens and self.num_outputs >= state.params.min_tokens
         )
 
+    def note_eviction(self) -> None:
+        """The sequence is preempted, so it may compute its tokens again."""
+        self.reached = max(self.reached, self.computed)
+        self.first_new = max(self.first_new, self.reached)
+
     def clear_blocks(self) -> list[BlockId]:
         """Forget all KV, keep the tokens, and return the blocks that held the KV."""
         blocks, self.blocks, self.landed_runs = [id for id in self.blocks if id], [], []
@@ -299,6 +315,7 @@ class Submission:
     changes: tuple[ChangeLogits, ...] = ()  # of other packages' logits processors
     matcher: Matcher | None = None
     speculates: bool = False  # whether its sequences may get drafts
+    account: TimeAccount | None = None
 
 
 class RequestState:
@@ -336,6 +353,7 @@ class RequestState:
         self.finished = set(submission.finished)  # choices that are not run or reported
         self.changes = submission.changes
         self.speculates = submission.speculates
+        self.account = submission.account
         self.matcher = submission.matcher  # at the start of the grammar
         # Whether blocks stay referenced until the step after the request's end.
         self.keeps_blocks = submission.track or submission.report_filled

@@ -13,8 +13,10 @@ from typing import TYPE_CHECKING, Literal
 import msgspec
 
 from baton_engine.interface import PromptUse
+from baton_engine.scheduling.time_account import TimeAccount
 from baton_node.engine.chunk_sets import first_chunks
 from baton_node.engine.counters import BlockCounts
+from baton_node.engine.time_ledger import time_spent
 from baton_node.ipc.messages import FinishChoice
 from baton_node.store.base import ChunkRef
 from baton_protocol.ids import BlockHash, BlockId, RequestId
@@ -120,6 +122,7 @@ class Job:
     fetched: FetchSummary = field(default_factory=FetchSummary)
     finished: frozenset[int] = frozenset()  # choices that ended on another node
     open_choices: set[int] = field(default_factory=set)
+    account: TimeAccount = field(default_factory=TimeAccount)  # of steps that computed its tokens
     # Offset of each choice's newest token, if the request has stop strings.
     newest: dict[int, int] = field(default_factory=dict)
     first_complete: int = field(init=False)
@@ -187,4 +190,5 @@ class Job:
             declined_tokens=min(use.prompt, summary.blocks.declined * size),
             fetch_predicted_ms=round(summary.fetch_ms, 3),
             compute_predicted_ms=round(summary.compute_ms, 3),
+            spent=time_spent(self.account),
         )

@@ -7,8 +7,8 @@ connector and of the grammars' worker.
 
 In: PrefillJob, RunJob, FirstTokens, NoFirstTokens, Abort, FinishChoice, Drain, Undrain,
 ResetPrefixCache, PinPrefix, UnpinPrefix, StartProfile, StopProfile, Sleep, WakeUp; chunks and inbox
-entries. Out: Step, JobFailed, Load, CacheEvents, Saved, Drained, Profiled, Slept; chunks and inbox
-entries.
+entries. Out: Step, JobFailed, Load, CacheEvents, NodeTime, Saved, Drained, Profiled, Slept; chunks
+and inbox entries.
 """
 
 from __future__ import annotations
@@ -104,6 +104,7 @@ class EngineLoop:
         self._write_behind = write_behind
         self._outgoing = outgoing
         self._compiler = compiler
+        self._ledger = context.ledger
         self._pins = PrefixPins(context, publishing, self._start_prefix, self._abort)
         self._reporter = Reporter(context, fetching, self._pins)
         self._profiler = StepProfiler(context.engine.info, context.socket.send)
@@ -136,6 +137,8 @@ class EngineLoop:
     def turn(self) -> bool:
         """Run one iteration, without sleeping. Return False if the engine has work and could run
         nothing."""
+        if not self._engine.has_work():
+            self._ledger.book_idle()
         for frame in self._socket.receive():
             self._handle_frame(frame)
         for compiled in self._compiler.take_compiled():
@@ -166,6 +169,7 @@ class EngineLoop:
             self._socket.send(Saved())
         if self._draining and self.idle:
             self._draining = False
+            self._socket.send(self._ledger.report())  # the last one, if the node ends
             self._socket.send(Drained())
         if self._to_sleep is not None and self.idle:
             self._sleep_now(self._to_sleep)
@@ -179,6 +183,7 @@ class EngineLoop:
             self._pins.forget_all()
         except EngineError as failure:
             error = str(failure)
+        self._ledger.book_idle()
         self._socket.send(Slept(self._engine.away, error))
 
     def _wake_up(self, frame: WakeUp) -> None:
@@ -191,6 +196,7 @@ class EngineLoop:
                 self._engine.sleep(2)
         except EngineError as failure:
             error = str(failure)
+        self._ledger.book_idle()
         self._socket.send(Slept(self._engine.away, error, changed))
 
     def _share_blocks(self) -> None:
@@ -340,6 +346,7 @@ class EngineLoop:
             times=Times(self._clock()),
             finished=finished,
             open_choices=set(range(request.params.n)) - finished,
+            account=self._ledger.open_account(request.tenant),
             **more,
         )
 

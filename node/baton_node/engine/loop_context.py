@@ -10,6 +10,7 @@ from baton_engine.core.engine_core import EngineCore
 from baton_node.engine.counters import Counters
 from baton_node.engine.job_table import JobTable
 from baton_node.engine.speed_meter import SpeedMeter
+from baton_node.engine.time_ledger import TimeLedger
 from baton_node.ipc.engine_socket import EngineSocket
 from baton_node.store.base import KVConnector
 from baton_protocol.ids import Epoch
@@ -36,7 +37,7 @@ class LoopOptions:
 class LoopContext:
     """The objects that all parts of one step loop share.
 
-    `speeds` starts with the speeds in `options`, `counters` with zeros.
+    `speeds` starts with the speeds in `options`, `counters` and `ledger` with zeros.
     """
 
     engine: EngineCore
@@ -46,10 +47,12 @@ class LoopContext:
     clock: Callable[[], float] = time.monotonic
     counters: Counters = field(default_factory=Counters)
     speeds: SpeedMeter = field(init=False)
+    ledger: TimeLedger = field(init=False)
     jobs: JobTable = field(default_factory=JobTable)
 
     def __post_init__(self) -> None:
         self.speeds = SpeedMeter(self.options.speeds)
+        self.ledger = TimeLedger(self.clock)
 
     @property
     def layout(self) -> KVLayout:

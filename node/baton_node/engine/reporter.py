@@ -1,6 +1,7 @@
 """The engine process's reports to its server.
 
-In: the figures of the engine, the data servers and the requests. Out: Load and CacheEvents frames.
+In: the figures of the engine, the data servers and the requests, and the time of steps. Out: Load,
+CacheEvents and NodeTime frames.
 """
 
 from __future__ import annotations
@@ -18,16 +19,17 @@ from baton_protocol.link import (
 
 AT_LEAST_EVERY_S = 1.0  # an unchanged load is sent again after this
 SOON_S = 0.02  # shortest interval between loads that requests cause
+TIME_EVERY_S = 0.5  # a node that is killed loses at most this and what its server has not written
 
 
 class Reporter:
     """Makes the engine process's reports to its server: load and cache events.
 
-    In: the figures of the engine, of the data servers and of the jobs, a clock. Out: Load and
-    CacheEvents frames. A changed Load is sent every `load_every_s`, an unchanged one every
-    AT_LEAST_EVERY_S; a new health of the store is sent at once. When requests arrive, have their
-    prompt computed or end, a Load follows within SOON_S: each router must see what the others have
-    placed here. CacheEvents are sent every `events_every_s` if there are any.
+    In: the figures of the engine, of the data servers and of the jobs, a clock. Out: frames. A
+    changed Load is sent every `load_every_s`, an unchanged one every AT_LEAST_EVERY_S; a new health
+    of the store is sent at once. When requests arrive, have their prompt computed or end, a Load
+    follows within SOON_S: each router must see what the others have placed here. CacheEvents are
+    sent every `events_every_s` if there are any, NodeTime every TIME_EVERY_S.
     """
 
     def __init__(self, context: LoopContext, fetching: Fetching, pins: PrefixPins) -> None:
@@ -37,7 +39,7 @@ class Reporter:
         self._jobs = context.jobs
         self._fetching = fetching
         self._epoch = context.options.epoch
-        self._next_load = self._next_events = self._must_load = 0.0
+        self._next_load = self._next_events = self._must_load = self._next_time = 0.0
         self._soon = 0.0
         self._last: Load | None = None
         self._changes = -1  # what the last report's jobs had changed
@@ -46,7 +48,7 @@ class Reporter:
     def next_due(self) -> float:
         """When to call take_due() next, in seconds of the loop's clock."""
         next_report = self._soon if self._jobs.changes != self._changes else self._next_load
-        return min(next_report, self._next_load, self._next_events)
+        return min(next_report, self._next_load, self._next_events, self._next_time)
 
     def read_load(self) -> Load:
         """Return the node's figures now. The state is always "ready"; the server replaces it."""
@@ -55,6 +57,7 @@ class Reporter:
         latency_ms = max((instance.get_latency_ms for instance in instances), default=0.0)
         speeds = self._context.speeds
         speeds.transfers(*self._connector.rates(), latency_ms)
+        self._context.counters.set_to(**self._context.ledger.busy_seconds())
         return Load(
             self._epoch,
             "ready",
@@ -77,6 +80,9 @@ class Reporter:
             change = self._context.engine.cache_changes()
             if change.stored or change.evicted:
                 frames.append(CacheEvents(self._epoch, change.stored, change.evicted))
+        if now >= self._next_time:
+            self._next_time = now + TIME_EVERY_S
+            frames.append(self._context.ledger.report())
         if self._is_due(now):
             self._next_load, self._soon = now + self._context.options.load_every_s, now + SOON_S
             self._changes = self._jobs.changes

@@ -8,10 +8,11 @@ stop strings only when none can cut it off any more. Only the step loop's thread
 from __future__ import annotations
 
 from baton_engine.interface import Complete, Filled, Reservation, StepResult, TokenOut
-from baton_node.engine.job import Job
+from baton_node.engine.job import Job, JobKey
 from baton_node.engine.loop_context import LoopContext
 from baton_node.engine.roles import Publishing, WritingBehind
-from baton_node.ipc.messages import Prompted, Step
+from baton_node.engine.time_ledger import time_spent
+from baton_node.ipc.messages import Prompted, Spent, Step
 from baton_protocol.errors import BatonError
 from baton_protocol.link import JobFailed
 
@@ -56,6 +57,7 @@ class RunningBatch:
                 report_filled=job.kept_in_store and self._context.has_store,
                 finished=tuple(sorted(job.finished)),
                 matcher=job.matcher,
+                account=job.account,
             )
         except BatonError as error:
             if reservation is not None:
@@ -98,6 +100,7 @@ class RunningBatch:
         result = self._engine.step()
         now = self._clock()
         self._context.speeds.observe(now - began, result)
+        self._context.ledger.book_step(self._engine, result, now)
         for request in result.started:
             if job := self._jobs.find_running(request):
                 # With overlap, the step that was read now was launched by the call before.
@@ -127,6 +130,7 @@ class RunningBatch:
             if (job := self._jobs.find_running(use.request)) is not None
         ]
         self._jobs.changes += len(prompts)
+        spent: dict[JobKey, Spent] = {}
         complete: list[Complete] = []
         for end in result.complete:
             if (job := self._jobs.find_running(end.request)) is not None:
@@ -138,11 +142,19 @@ class RunningBatch:
             if job is None or out.choice not in job.open_choices:
                 continue  # a stop string has ended the choice
             tokens.append(out)
+            if out.finish is not None or job.request.params.stop:
+                spent[job.key] = Spent(*job.key, time_spent(job.account))
             if out.finish is not None:
                 self._close_choice(job, out.choice)
             elif job.request.params.stop:
                 self._put_certain(out, job)
-        return Step(tuple(tokens), tuple(prompts), tuple(complete), tuple(result.drafts))
+        return Step(
+            tuple(tokens),
+            tuple(prompts),
+            tuple(complete),
+            tuple(result.drafts),
+            tuple(spent.values()),
+        )
 
     def _put_filled(self, filled: Filled, job: Job) -> None:
         end = (filled.index + 1) * self._chunk_tokens

@@ -4,7 +4,7 @@
                        FinishChoice  Drain  Undrain  ResetPrefixCache  PinPrefix  UnpinPrefix
                        StartProfile  StopProfile  Sleep  WakeUp
     engine -> server   EngineReady or SetupFailed (first)  Step  JobFailed  Load  CacheEvents
-                       Saved  Drained  Profiled  Slept
+                       NodeTime  Saved  Drained  Profiled  Slept
 
 Records of the router link are reused where they have the same meaning. A frame's payload is
 MessagePack (see `framing`). When the stream ends, both processes end.
@@ -39,6 +39,7 @@ from baton_protocol.link import (
     UnpinPrefix,
 )
 from baton_protocol.request import PositionLogprobs
+from baton_protocol.usage import NodeTime, TimeSpent
 from baton_protocol.wire import Codec
 
 
@@ -146,14 +147,25 @@ class Prompted(msgspec.Struct, frozen=True, array_like=True):
     logprobs: tuple[PositionLogprobs, ...] = ()
 
 
+class Spent(msgspec.Struct, frozen=True, array_like=True, gc=False):
+    """The time of this node's steps that a request has cost until now."""
+
+    request: RequestId
+    attempt: int
+    time: TimeSpent
+
+
 class Step(msgspec.Struct, frozen=True, tag="step"):
     """The results of one engine step, for all requests. `complete` only ends choices that arrived
-    with all their tokens. `drafts` count for the requests that go on or end with this step."""
+    with all their tokens. `drafts` count for the requests that go on or end with this step.
+    `spent` is there for requests that may end with it: those with a last token, and those with stop
+    strings."""
 
     tokens: tuple[TokenOut, ...] = ()
     prompts: tuple[Prompted, ...] = ()
     complete: tuple[Complete, ...] = ()
     drafts: tuple[Drafts, ...] = ()
+    spent: tuple[Spent, ...] = ()
 
 
 ToEngine = (
@@ -181,6 +193,7 @@ ToServer = (
     | JobFailed
     | Load
     | CacheEvents
+    | NodeTime
     | Saved
     | Drained
     | Profiled

@@ -5,6 +5,7 @@
     GET /health              200 while this process runs, even before the engine is ready
     GET /ready               200 if the node accepts jobs, or would wake up for one; else 503
     GET /metrics             Prometheus metrics; ?names=vllm: the load under vLLM's names
+    GET /usage               where the engine's time went, by tenant, for routers without an index
     POST /profile            a profile of the next steps; /start_profile, /stop_profile (`profiles`)
     POST /sleep, /wake_up    give the engine's memory back, and take it again (see `admin`)
     GET /is_sleeping
@@ -23,6 +24,7 @@ import logging
 from collections.abc import Mapping
 from urllib.parse import urlsplit
 
+import msgspec
 from aiohttp import WSMsgType, web
 from aiohttp.typedefs import Handler
 
@@ -48,6 +50,7 @@ from baton_protocol.link import (
     to_node_codec,
 )
 from baton_protocol.store import NodeLoad, Speeds
+from baton_protocol.usage import USAGE_PATH
 from baton_protocol.vllm_metrics import metric_names
 from baton_protocol.wire import WireError
 
@@ -101,6 +104,7 @@ class NodeServer:
         app.router.add_get("/health", self.health)
         app.router.add_get("/ready", self.is_ready)
         app.router.add_get("/metrics", self.metrics_page)
+        app.router.add_get(USAGE_PATH, self.usage)
         app.router.add_routes(self._admin.routes())
         return app
 
@@ -143,6 +147,13 @@ class NodeServer:
             raise web.HTTPBadRequest(text=f"{error}\n") from error
         page = self.metrics.vllm_page if names == "vllm" else self.metrics.page
         return web.Response(body=page(), headers=headers)
+
+    async def usage(self, request: web.Request) -> web.Response:
+        self.admit(request)
+        if self.service is None:
+            raise web.HTTPServiceUnavailable(text="the engine is not ready\n")
+        body = msgspec.json.encode(self.service.usage())
+        return web.Response(body=body, content_type="application/json")
 
     def _figures(self) -> Load:
         if self.service is None:

@@ -48,6 +48,7 @@ from baton_protocol.link import (
     UnpinPrefix,
 )
 from baton_protocol.store import NodeReport, NodeState
+from baton_protocol.usage import NodeTime, UsageEntry
 from baton_text.tokenizer import Tokenizer
 
 logger = logging.getLogger(__name__)
@@ -112,6 +113,7 @@ class Node:
             wake_s=identity.settings.start_timeout_s,
         )
         self._figures = identity.ready.load
+        self._time = NodeTime()
         self.profiles = Profiles(engine.send)
 
     @property
@@ -145,6 +147,17 @@ class Node:
 
     def report(self) -> NodeReport:
         return self._identity.report(self.load)
+
+    def usage(self) -> UsageEntry:
+        """Where the engine's time went, for the pool's books."""
+        settings = self._identity.settings
+        return UsageEntry(
+            name=settings.node,
+            role=settings.role,
+            model=settings.model_name(),
+            wall_ms=self._time.wall_ms,
+            times=self._time.rows,
+        )
 
     # --- routers --------------------------------------------------------------------------------
 
@@ -246,6 +259,8 @@ class Node:
                 self._chunks.difference_update(frame.evicted)
                 self._events += 1
                 broadcast(self._links, msgspec.structs.replace(frame, seq=self._events))
+            case NodeTime():
+                self._time = frame
             case Saved():
                 self._draining.note_saved()
             case Drained():

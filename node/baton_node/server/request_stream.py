@@ -17,6 +17,7 @@ from baton_node.server.links import RouterLink
 from baton_protocol.ids import RequestId
 from baton_protocol.link import Delta, JobFailed, PrefillDone, PrefillJob, RequestStats, RunJob
 from baton_protocol.request import PositionLogprobs, Request
+from baton_protocol.usage import TimeSpent
 from baton_text.tokenizer import Tokenizer
 
 Outputs = tuple[tuple[int, ...], ...]
@@ -108,6 +109,9 @@ class RequestStream:
             accepted_drafts=stats.accepted_drafts + drafts.accepted,
             forced_drafts=stats.forced_drafts + drafts.accepted * drafts.forced,
         )
+
+    def note_spent(self, time: TimeSpent) -> None:
+        self.stats = msgspec.structs.replace(self.stats or RequestStats(), spent=time)
 
     @property
     def is_answered(self) -> bool:

@@ -181,6 +181,9 @@ class RequestTable:
                 self._metrics.observe_prompt(prompted.stats)
                 if live.is_answered:
                     self._answer(live)
+        for cost in step.spent:
+            if (live := self._get(cost.request, cost.attempt)) is not None:
+                live.note_spent(cost.time)
         for drafts in step.drafts:
             if (live := self._get(drafts.request, drafts.attempt)) is not None:
                 live.add_drafts(drafts)

@@ -19,6 +19,7 @@ from aiohttp import web
 
 from baton_kvstore.errors import StoreMisconfigured
 from baton_kvstore.index.registry import Registry
+from baton_kvstore.index.usage import UsageBooks, UsageWriter
 from baton_kvstore.settings import StoreSettings
 from baton_node.artifacts import ModelFiles
 from baton_node.errors import EngineLost, SetupError
@@ -48,6 +49,7 @@ from baton_protocol.traces import Sink
 
 T = TypeVar("T")
 TAKES_WEIGHTS = "the node takes other weights"
+BOOKS_EVERY_S = 0.5  # a node that is killed loses what it has not written
 
 
 async def run_node(
@@ -218,8 +220,14 @@ async def _listen(
 
 
 def _register(settings: NodeSettings, service: Node, stack: AsyncExitStack) -> None:
-    """Keep the node registered until the stack ends, then unregister it. The stack unwinds in
-    reverse, so the heartbeat ends first and cannot register the node again."""
+    """Keep the node registered and its books written until the stack ends, then unregister it and
+    write the rest. The stack unwinds in reverse, so the heartbeat ends first and cannot register
+    the node again."""
+    books = UsageBooks(settings.index_url, settings.pool)
+    stack.push_async_callback(books.close)
+    writer = UsageWriter(books, f"{settings.node}:{service.epoch}", service.usage)
+    stack.push_async_callback(writer.write_last)
+    _background(stack, writer.keep_written(BOOKS_EVERY_S))
     registry = Registry(settings.index_url, settings.pool)
     stack.push_async_callback(registry.close)
     stack.push_async_callback(leave, registry, NodeId(settings.node), service.epoch)

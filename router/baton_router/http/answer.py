@@ -22,6 +22,7 @@ from baton_protocol.resume import ResumeHead
 from baton_router.http.answer_encoder import AnswerEncoder
 from baton_router.http.event_stream import EventStream
 from baton_router.http.headers import RESUME_HEADER
+from baton_router.http.observers import Observers
 from baton_router.http.prompt_starter import PromptStarter
 from baton_router.http.stopwatch import Stopwatch
 from baton_router.requests.context import RequestContext
@@ -50,7 +51,7 @@ class Answer:
         events: EventStream | None,
         *,
         context: RequestContext,
-        watch: Stopwatch,
+        observers: Observers,
         settings: RouterSettings,
         clock: Callable[[], float],
         kept: KeptStream | None = None,
@@ -59,7 +60,8 @@ class Answer:
         self._encoder = encoder
         self._events = events
         self._context = context
-        self._watch = watch
+        self._watch = Stopwatch(observers.metrics, clock, context)
+        self._observers = observers
         self._settings = settings
         self._clock = clock
         self._kept = kept
@@ -92,7 +94,11 @@ class Answer:
             self._output.cancel_timers()
             if self._cut_off is not None:
                 self._cut_off.cancel()
-            self._starter.end_call(self._context.usage() if self._context.attempts else None)
+            usage = self._context.usage() if self._context.attempts else None
+            self._starter.end_call(usage)
+            # Of a stream that was taken, the call that goes on with it counts all.
+            if usage is not None and (self._kept is None or self._kept.state != "taken"):
+                self._observers.count_tokens(self._context, usage)
 
     async def _collect(self) -> bytes:
         """The JSON of an answer in one piece. Raise RequestFailed."""

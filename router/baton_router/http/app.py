@@ -20,6 +20,7 @@ from aiohttp import web
 from aiohttp.typedefs import Handler, Middleware
 
 from baton_protocol.errors import BatonError, ErrorRecord
+from baton_protocol.usage import USAGE_PATH
 from baton_router.auth import Tenants
 from baton_router.batches.files import Files
 from baton_router.batches.journal import Journal
@@ -52,6 +53,7 @@ from baton_router.http.prefix_cache import RESET_PATH, PrefixCacheRoutes
 from baton_router.http.prefixes import PREFIXES_PATH, PrefixRoutes
 from baton_router.http.responses import ResponseRoutes
 from baton_router.http.token_routes import DETOKENIZE, TOKENIZE, TOKENIZER_INFO, TokenRoutes
+from baton_router.http.usage import UsageRoutes
 from baton_router.nodes.node_calls import NodeCalls
 from baton_router.nodes.pin_keeper import PinKeeper
 from baton_router.nodes.prefix_pins import PrefixPins
@@ -87,6 +89,7 @@ class Api:
     pins: PrefixPins
     keeper: PinKeeper
     responses: ResponseRoutes
+    usage: UsageRoutes
     files: Files | None
     journal: Journal | None
     node_calls: NodeCalls
@@ -125,6 +128,7 @@ def build_app(api: Api) -> web.Application:
             *(*PrefixCacheRoutes(api.pool.fleet).routes(), *prefixes.routes()),
             *(*tokens.routes(), *api.responses.routes(), *files.routes(), *batches.routes()),
             *live.routes(),
+            *api.usage.routes(),
             web.get("/openapi.json", _openapi_handler(api.settings.root_path)),
         ],
     )
@@ -218,7 +222,7 @@ async def _answer(
             request[CONTEXT].tenant = api.tenants.tenant_of(authorization)
         elif request.path in ADMINS:
             request[CONTEXT].tenant = api.tenants.admin(authorization)
-        elif request.path == LIVE_PATH:
+        elif request.path in (LIVE_PATH, USAGE_PATH):
             request[CONTEXT].tenant = api.tenants.viewer(authorization)
         elif f"{request.path}/".startswith(NODE_ADMINS):
             peer = THIS_MACHINE if api.settings.uds else request.remote

@@ -34,7 +34,6 @@ from baton_router.http.media_types import JSON_TYPE
 from baton_router.http.observers import CLIENT_LEFT, CONTEXT, Observers
 from baton_router.http.prompt_starter import PromptStarter
 from baton_router.http.resumes import EVENTS_PATH, Resumes, Wish, last_event
-from baton_router.http.stopwatch import Stopwatch
 from baton_router.nodes.fleet import Fleet
 from baton_router.openai.call import Call
 from baton_router.openai.dialect import Dialect
@@ -408,7 +407,7 @@ class GenerationRoutes:
             ),
             events,
             context=context,
-            watch=Stopwatch(self.observers.metrics, self.clock, context),
+            observers=self.observers,
             settings=self.settings,
             clock=self.clock,
             kept=kept,

@@ -15,7 +15,9 @@ from baton_router.metrics.vllm_names import VllmNames
 from baton_router.observability.explanation import ExplanationHistory
 from baton_router.observability.request_log import log_request
 from baton_router.observability.tracing import Tracing
+from baton_router.openai.answers import Usage
 from baton_router.requests.context import RequestContext
+from baton_router.usage.counter import UsageCounter
 
 CONTEXT = web.RequestKey("context", RequestContext)  # set by the outer middleware in `app`
 CLIENT_LEFT = 499  # recorded for an answer whose client did not wait for its status
@@ -25,7 +27,8 @@ logger = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Observers:
-    """`vllm` has the figures under vLLM's names. `refused` counts errors by code."""
+    """`vllm` has the figures under vLLM's names. `refused` counts errors by code, `counter` calls
+    and tokens by tenant."""
 
     metrics: RouterMetrics
     vllm: VllmNames
@@ -33,10 +36,20 @@ class Observers:
     explanations: ExplanationHistory
     tracing: Tracing
     live: LiveFeed
+    counter: UsageCounter
 
     def begin_call(self, context: RequestContext, traceparent: str) -> None:
         context.trace = self.tracing.begin_call(traceparent)
         self.explanations.begin_call(context)
+
+    def count_tokens(self, context: RequestContext, usage: Usage) -> None:
+        """Count what the client's answer says, or would have said."""
+        self.counter.count_tokens(
+            *(context.tenant_name, context.model),
+            prompt=usage.prompt_tokens,
+            cached=usage.cached_tokens,
+            completion=usage.completion_tokens,
+        )
 
     def end_call(self, context: RequestContext, status: int, now: float) -> None:
         """Record the end of a call. A bug in what explains it must not cost the answer."""
@@ -44,6 +57,9 @@ class Observers:
         log_request(context, status, now)
         if context.failure is not None:
             self.refused(context.failure.code)
+        if context.tenant is not None:
+            error = status >= 400 and status != CLIENT_LEFT
+            self.counter.count_call(context.tenant.name, context.model, error=error)
         try:
             self.explanations.end_call(context, status)
             self.tracing.end_call(context, status)

@@ -28,6 +28,7 @@ from baton_protocol.errors import (
 from baton_protocol.store import Exact
 from baton_router.http.media_types import (
     BYTES_TYPE,
+    CSV_TYPE,
     EVENTS_TYPE,
     FORM_TYPE,
     JSON_TYPE,
@@ -80,7 +81,7 @@ class OpenAPIOperation:
     `listed`, a list of them. `event` is the record in a stream's events, `failure` that of errors.
     `sent` is the record in the events of an answer that is always a stream, by their name.
     `body` is a key of BODIES; with `form`, clients send it as a form. An answer of the type `bytes`
-    is a file's content, of the type `media`.
+    is a file's content, of the type `media`. With `table`, an answer may also be CSV.
     The operation needs a key if its errors include Unauthorized. `query` are its query
     parameters. `alias`: another operation does the same under its own path."""
 
@@ -99,6 +100,7 @@ class OpenAPIOperation:
     sent: tuple[str, Record] | None = None
     failure: type = ErrorAnswer
     listed: bool = False
+    table: bool = False
     query: Mapping[str, Json] = field(default_factory=dict)
     alias: bool = False
 
@@ -172,6 +174,8 @@ class OpenAPIOperation:
         if self.listed:
             schema = {"type": "array", "items": schema}
         content: Json = {JSON_TYPE: {"schema": schema}}
+        if self.table:
+            content[CSV_TYPE] = {"schema": {"type": "string"}}
         if self.event is not None:
             content[EVENTS_TYPE] = {"schema": _event(self.event, self.failure)}
         return content

@@ -12,6 +12,7 @@ from baton_protocol.errors import (
     NotFound,
     Unavailable,
 )
+from baton_protocol.usage import USAGE_PATH
 from baton_protocol.vllm_metrics import METRIC_NAMES
 from baton_router.anthropic.answers import (
     CountedTokens,
@@ -66,6 +67,7 @@ from baton_router.http.token_routes import (
     RenderedPrompt,
     Tokenized,
 )
+from baton_router.http.usage import FORMATS, USUAL_DAYS, PoolUsage
 from baton_router.live.records import Snapshot
 from baton_router.observability.explanation import Explanation
 from baton_router.openai.answers import (
@@ -88,6 +90,7 @@ from baton_router.tokens.generate import Generated, GeneratedChunk
 from baton_router.tokens.generate_fields import GenerateFields
 from baton_router.tokens.scoring import LabelScores
 from baton_router.tokens.scoring_fields import ScoringFields
+from baton_router.usage.summary import DIMENSIONS
 
 ALL_NODES: Json = {
     "description": "Check every node, and list those that are not ready.",
@@ -96,6 +99,18 @@ ALL_NODES: Json = {
 WHOSE_NAMES: Json = {
     "description": "Whose names the metrics have.",
     "schema": {"type": "string", "enum": list(METRIC_NAMES), "default": METRIC_NAMES[0]},
+}
+USAGE_BY: Json = {
+    "description": "What rows are grouped by, with commas between them.",
+    "schema": {
+        "type": "string",
+        "pattern": f"^({'|'.join(DIMENSIONS)})(,({'|'.join(DIMENSIONS)}))*$",
+        "default": "tenant",
+    },
+}
+USAGE_FORMAT: Json = {
+    "description": "The form of the answer, whatever the header says.",
+    "schema": {"type": "string", "enum": list(FORMATS)},
 }
 NO_EFFECT: Json = {
     "description": "No effect: running requests do not hinder a reset.",
@@ -125,6 +140,10 @@ AFTER: Json = {
 
 def _one_of(description: str, values: Sequence[str]) -> Json:
     return {"description": description, "schema": {"type": "string", "enum": list(values)}}
+
+
+def _day(description: str) -> Json:
+    return {"description": description, "schema": {"type": "string", "format": "date"}}
 
 
 def _limit(most: int, usual: int) -> Json:
@@ -587,6 +606,24 @@ OPERATIONS = (
         answers={200: bytes},
         errors=(*ANY, NotFound),
         media="*/*",
+    ),
+    OpenAPIOperation(
+        method="GET",
+        path=USAGE_PATH,
+        tag="operations",
+        summary="What tenants used",
+        description="Sums up calls and tokens by tenant and model, and the time of nodes by tenant "
+        "and cause. An admin sees all rows, a tenant its own. With the header `Accept: text/csv` or"
+        " the format `csv`, the answer is a table.",
+        answers={200: PoolUsage},
+        table=True,
+        errors=(*KEYED, Unavailable),
+        query={
+            "by": USAGE_BY,
+            "since": _day(f"The first day; {USUAL_DAYS - 1} days before the last by default."),
+            "until": _day("The last day, in UTC; today by default."),
+            "format": USAGE_FORMAT,
+        },
     ),
     OpenAPIOperation(
         method="GET",

@@ -18,6 +18,7 @@ import msgspec
 from baton_protocol.errors import NotFound
 from baton_protocol.ids import NodeId
 from baton_protocol.link import RequestStats
+from baton_protocol.usage import TimeSpent
 from baton_router.auth import Tenant
 from baton_router.requests.attempt import Attempt, Wait
 from baton_router.requests.context import RequestContext
@@ -125,7 +126,7 @@ def explain_call(context: RequestContext, status: int | None, now: float) -> Jso
         "client_request_id": context.client_id or None,
         "endpoint": context.endpoint,
         "tenant": context.tenant_name,
-        "model": in_flight[0].prepared.serving.name if in_flight else None,
+        "model": context.model or None,
         "came": round(context.came, 3),
         "state": "running" if status is None else "ended",
         "status": status,
@@ -165,6 +166,7 @@ def _explain_request(request: InFlightRequest, started: float, now: float) -> Js
         "cached_tokens": record.cached_tokens,
         "completion_tokens": record.tokens,
         "drafts": _explain_drafts(record.attempts),
+        "spent": _explain_spent(record.attempts),
         "waits": _explain_waits(record.waits, started, now),
         "attempts": [_explain_attempt(attempt, started) for attempt in record.attempts],
         "attempts_left_out": record.left_out,
@@ -179,6 +181,15 @@ def _explain_drafts(attempts: Sequence[Attempt]) -> Json:
         "drafted": sum(each.drafted_tokens for each in stats),
         "accepted": sum(each.accepted_drafts for each in stats),
         "forced": sum(each.forced_drafts for each in stats),
+    }
+
+
+def _explain_spent(attempts: Sequence[Attempt]) -> Json:
+    """The time of the nodes' steps, as far as nodes have reported it: a lost node has not."""
+    spent = [stats.spent for attempt in attempts for _, stats in attempt.measured]
+    return {
+        name: round(sum(getattr(each, name) for each in spent), 3)
+        for name in TimeSpent.__struct_fields__
     }
 
 

@@ -76,6 +76,11 @@ class RequestContext:
         return self.tenant.name if self.tenant is not None else ""
 
     @property
+    def model(self) -> str:
+        """The name of its model; "" if it was never placed."""
+        return self.in_flight[0].prepared.serving.name if self.in_flight else ""
+
+    @property
     def traceparent(self) -> str:
         """The traceparent for the nodes; "" if the call is not traced."""
         return self.trace.traceparent if self.trace is not None else ""

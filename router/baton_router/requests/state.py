@@ -159,6 +159,7 @@ class RequestRecord:
         self._cached: int | None = None
         self._prompt_sent = False  # the client has the prompt's logprobs
         self._most_cached: int | None = None
+        self._after_loss = resumed is not None  # nodes may compute again what is lost
         if resumed is not None:
             self.open -= resumed.finished
             self._cached, self._most_cached = resumed.cached, resumed.most_cached
@@ -203,6 +204,7 @@ class RequestRecord:
         now = self._clock()
         if self.current is not None and self.current.ended is None:  # its decode node drains
             self.current.note_end("drained", now, self.decode)
+            self._after_loss = True
         self._end_wait(now)
         if len(self.attempts) == KEPT_ATTEMPTS:
             del self.attempts[1]
@@ -473,12 +475,14 @@ class RequestRecord:
     def _replace(self, cause: Cause, node: NodeId, *, aborted: bool = True) -> list[Action]:
         aborts = self._abort_jobs(gone=None if aborted else node)
         self._current().note_end(cause, self._clock(), node)
+        self._after_loss |= cause != "refused"
         self.phase, self.current = "waiting", None
         self.note_wait(f"the attempt on {node} ended ({cause})")
         return [*aborts, Replace(cause, node)]
 
     def _regroup(self, cause: Cause, prefill: NodeId) -> list[Action]:
         self._current().note_end(cause, self._clock(), prefill)
+        self._after_loss = True
         return [Send(prefill, self._abort_frame()), Regroup(cause, prefill)]
 
     def _is_regrouping(self) -> bool:
@@ -527,7 +531,11 @@ class RequestRecord:
         if self._prompt_sent:
             params = msgspec.structs.replace(params, prompt_logprobs=None)
         return msgspec.structs.replace(
-            self.request, attempt=self.attempt, outputs=self._output_ids(), params=params
+            self.request,
+            attempt=self.attempt,
+            outputs=self._output_ids(),
+            params=params,
+            after_loss=self._after_loss,
         )
 
     def _output_ids(self) -> tuple[tuple[int, ...], ...]:

@@ -28,6 +28,7 @@ from baton_kvstore.index.rate_limits import Budgets as SharedBudgets
 from baton_kvstore.index.registry import Registry
 from baton_kvstore.index.responses import ResponseLimits, Responses
 from baton_kvstore.index.resume_log import ResumeLog
+from baton_kvstore.index.usage import UsageBooks, UsageWriter
 from baton_protocol.errors import Unavailable
 from baton_protocol.garbage import keep_objects
 from baton_protocol.link import is_loopback, link_headers
@@ -54,6 +55,7 @@ from baton_router.http.observers import Observers
 from baton_router.http.pool_routes import PoolRoutes
 from baton_router.http.responses import ResponseRoutes
 from baton_router.http.resumes import Resumes
+from baton_router.http.usage import UsageRoutes, UsageSources
 from baton_router.live.decisions import DecisionReader
 from baton_router.live.feed import LiveFeed, Sources
 from baton_router.metrics.admission_metrics import AdmissionMetrics
@@ -83,10 +85,13 @@ from baton_router.requests.resume_writer import ResumeWriter
 from baton_router.responses.kept import KeptResponses
 from baton_router.server.reload import FileReloader
 from baton_router.settings import RouterSettings
+from baton_router.usage.counter import UsageCounter
+from baton_router.usage.prices import PriceList, read_prices
 
 # Seconds after ending requests by force, for writing their errors and aborts.
 FAREWELL_S = 0.5
 POLL_S = 0.02
+BOOKS_EVERY_S = 1.0  # a router that is killed loses the counts of calls that ended since
 REASONS = ("unreadable", "too_large", "artifact")
 # Long, because a slow index still keeps budgets better than each router alone.
 BUDGETS_TIMEOUT_S = 0.25
@@ -122,11 +127,12 @@ class Router:
     async def __aenter__(self) -> Router:
         self._warn_if_open()
         reload = FileReloader(
-            (self.settings.api_keys, self.settings.tenants),
-            self._read_tenants,
+            (self.settings.api_keys, self.settings.tenants, self.settings.prices),
+            self._read_files,
             self.settings.tunables.reload_every_s,
         )
         tenants, limits = _tenants(self.settings)
+        self._prices: PriceList | None = read_prices(self.settings.prices)
         self._name = f"{socket.gethostname()}-{secrets.token_hex(ROUTER_DIGITS // 2)}"
         self._open_store()
         self._open_pool()
@@ -148,6 +154,8 @@ class Router:
             work.append(self._reporting.send_reports())
         if self._batches is not None:
             work.append(self._batches.keep_running())
+        if self._usage_writer is not None:
+            work.append(self._usage_writer.keep_written(BOOKS_EVERY_S))
         self._tasks = [asyncio.create_task(loop) for loop in work]
         try:
             await self._listen()
@@ -244,6 +252,7 @@ class Router:
             explanations=explanations,
             tracing=Tracing(self._spans, clock),
             live=self._make_feed(explanations),
+            counter=self._counter,
         )
         generation = GenerationRoutes(
             settings=settings,
@@ -279,6 +288,17 @@ class Router:
                 KeptResponses(self._responses, settings.response_bytes // 2),
                 generation,
                 lambda: self.api.new_id(),
+            ),
+            usage=UsageRoutes(
+                settings.pool,
+                UsageSources(
+                    books=self._books,
+                    writer=self._usage_writer,
+                    counter=self._counter,
+                    calls=self._node_calls,
+                    view=self.view,
+                ),
+                lambda: self._prices,
             ),
             files=self._files,
             journal=self._journal,
@@ -348,9 +368,12 @@ class Router:
         known = self.api.tenants.named(tenant)
         return None if known is None else known.salt
 
-    def _read_tenants(self) -> None:
-        """Read keys and limits again. Raise StartError without a change if a file is unusable."""
+    def _read_files(self) -> None:
+        """Read keys, limits and prices again. Raise StartError without a change if a file is
+        unusable."""
+        prices = read_prices(self.settings.prices)
         self.api.tenants, limits = _tenants(self.settings)
+        self._prices = prices
         self.admission.use_limits(self.api.tenants, limits)
 
     # --- parts ----------------------------------------------------------------------------------
@@ -364,6 +387,9 @@ class Router:
         self._responses: Responses | None = None
         self._leases: Leases | None = None
         self._decisions: Decisions | None = None
+        self._books: UsageBooks | None = None
+        self._usage_writer: UsageWriter | None = None
+        self._counter = UsageCounter(self._name)
         self._open_files()
         if not self.settings.index_url:
             return
@@ -385,6 +411,8 @@ class Router:
                 )
             self._decisions = Decisions(self.settings.index_url, self.settings.pool)
             self._leases = Leases(self.settings.index_url, self.settings.pool, self._name)
+            self._books = UsageBooks(self.settings.index_url, self.settings.pool)
+            self._usage_writer = UsageWriter(self._books, self._name, self._counter.entry)
             self._budgets = SharedBudgets(
                 self.settings.index_url,
                 self.settings.pool,
@@ -474,6 +502,8 @@ class Router:
         await asyncio.gather(*self._tasks, return_exceptions=True)
         if self._reporting is not None:
             await self._reporting.withdraw_report()
+        if self._usage_writer is not None:
+            await self._usage_writer.write_last()
         await self._table.close_links()
         await self.fleet.cancel_work()
         await self._models.cancel_builds()
@@ -483,6 +513,7 @@ class Router:
         for part in (
             *(self._index, self._registry, self._budgets, self._pins, self._leases),
             *(self._resume_writer, self._decisions),
+            *(self._resume_writer, self._books),
         ):
             if part is not None:
                 await part.close()

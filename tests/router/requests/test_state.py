@@ -24,6 +24,7 @@ from baton_protocol.link import (
     RunJob,
 )
 from baton_protocol.request import PositionLogprobs, Request, TokenLogprob
+from baton_protocol.resume import ResumeState
 from baton_protocol.sampling import SamplingParams
 from baton_router.requests.state import (
     KEPT_ATTEMPTS,
@@ -707,3 +708,26 @@ def test_a_record_keeps_the_first_and_a_bounded_number_of_last_attempts_and_wait
     assert (rec.attempts[0].number, rec.attempts[-1].number) == (1, 100)
     assert (len(rec.waits), rec.waits[0].why) == (KEPT_WAITS, "wait 1")
     assert rec.waits[-1].why == "the attempt on decode-0 ended (drained)"
+
+
+@pytest.mark.parametrize(
+    ("end", "after_loss"),
+    [
+        (lambda rec: rec.on_lost(DECODE, "link"), True),
+        (lambda rec: rec.on_failed(DECODE, JobFailed(RID, 1, BUSY)), False),
+        (lambda rec: [], True),  # it moves away from a node that drains
+    ],
+    ids=["lost", "refused", "drained"],
+)
+def test_the_next_job_says_whether_a_node_was_lost_before(end: Any, after_loss: bool) -> None:
+    rec = record(split=False)
+    end(rec)
+    [(_, job)] = frames(place(rec, OTHER), RunJob)
+    assert job.request.after_loss == after_loss
+
+
+def test_the_job_of_a_resumed_request_says_so() -> None:
+    resumed = ResumeState([[]])
+    rec = RequestRecord(record().request, Clock(), resumed)
+    [(_, job)] = frames(place(rec, OTHER), RunJob)
+    assert job.request.after_loss

@@ -1,0 +1,1 @@
+"""The pool's books: calls and tokens of this router, sums of all entries, prices."""
