@@ -24,6 +24,7 @@ from baton_protocol.link import (
     RunJob,
 )
 from baton_protocol.request import PositionLogprobs, Request, TokenLogprob
+from baton_protocol.resume import ResumeState
 from baton_protocol.sampling import SamplingParams
 from baton_router.requests.state import (
     KEPT_ATTEMPTS,
@@ -582,6 +583,13 @@ def test_a_token_or_the_prompt_s_logprobs_mean_that_the_client_has_something(giv
     assert rec.client_has_nothing
     rec.on_delta(DECODE, given)
     assert not rec.client_has_nothing
+
+
+def test_a_resumed_request_may_have_a_client_with_events_of_tokens_that_the_record_lacks() -> None:
+    request = record().request
+    for begun in (False, True):
+        resumed = ResumeState([[]], begun=begun)
+        assert RequestRecord(request, Clock(0.0), resumed).client_has_nothing != begun
 
 
 # --- the record's history -------------------------------------------------------------------------
