@@ -2,7 +2,8 @@
 
 The events of a stream are a function of its call and of the deltas in their order. So a router that
 has both writes the same events again, byte for byte, and its next attempt starts after the tokens
-in the deltas.
+in the deltas. If the nodes compute the same tokens again, the last of the deltas may be missing:
+the next attempt makes them once more.
 """
 
 from __future__ import annotations
@@ -18,11 +19,13 @@ from baton_protocol.errors import ErrorRecord
 from baton_protocol.figures import Count, Text, TokenId
 from baton_protocol.link import Delta
 from baton_protocol.request import PositionLogprobs, Request
-from baton_protocol.sampling import MAX_CHOICES, FinishReason
+from baton_protocol.sampling import MAX_CHOICES, FinishReason, SamplingParams
 from baton_protocol.store import Kind
 
 # The first fields of a KeptDelta, with the same encoding. A record takes twice as long.
 PlainDelta = tuple[int, tuple[int, ...], str]
+NO_TOKENS = 0x811C9DC5  # the digest of no tokens; the constants are those of FNV-1a
+_PRIME, _BITS = 0x01000193, 0xFFFFFFFF
 
 
 class ResumeHead(msgspec.Struct, frozen=True, kw_only=True):
@@ -30,7 +33,9 @@ class ResumeHead(msgspec.Struct, frozen=True, kw_only=True):
     answers under, `created` its time in Unix seconds. `request` has the seed and no outputs; its id
     names the stream, and nodes of `kind` can run it. The stream outlives its client by `seconds`.
     `most_cached` is how many tokens of the prompt its first node did not have to compute, as
-    predicted; None if it had no node yet."""
+    predicted; None if it had no node yet. If the stream is `repeatable`, nodes of `kind` compute
+    the same tokens again, to the bit, and each as a delta of its own: the client may have events
+    whose deltas are not kept."""
 
     route: Text
     body: bytes
@@ -40,6 +45,7 @@ class ResumeHead(msgspec.Struct, frozen=True, kw_only=True):
     seconds: Count
     request: Request
     most_cached: int | None = None
+    repeatable: bool = False
 
     def with_request(self, request: Request) -> ResumeHead:
         """This head with what nodes are sent now. Salt and trace are the router's own."""
@@ -71,7 +77,8 @@ class ResumeEntry(msgspec.Struct, frozen=True, array_like=True, gc=False):
 @dataclass(slots=True)
 class ResumeState:
     """What the entries of a stream amount to. `outputs` holds the ids of each choice, `deltas` all
-    that the client may have, in order. `most_cached` is the head's."""
+    that are kept, in order. `most_cached` is the head's. `begun`: a client may have events, perhaps
+    of deltas that are not kept."""
 
     outputs: list[list[int]]
     finished: set[int] = field(default_factory=set)
@@ -79,12 +86,19 @@ class ResumeState:
     cached: int | None = None
     most_cached: int | None = None
     has_prompt_logprobs: bool = False
+    begun: bool = False
     error: ErrorRecord | None = None
 
     @classmethod
-    def of(cls, head: ResumeHead, entries: Sequence[ResumeEntry]) -> ResumeState:
+    def of(
+        cls, head: ResumeHead, entries: Sequence[ResumeEntry], *, begun: bool = False
+    ) -> ResumeState:
         """Raise ValueError for entries that are not of this stream."""
-        state = cls([[] for _ in range(head.request.params.n)], most_cached=head.most_cached)
+        state = cls(
+            [[] for _ in range(head.request.params.n)],
+            most_cached=head.most_cached,
+            begun=begun or bool(entries),
+        )
         for entry in entries:
             for kept in entry.deltas:
                 state._add(head.request, kept)
@@ -119,6 +133,20 @@ class ResumeState:
             self.finished.add(kept.choice)
         if kept.prompt_logprobs:
             self.has_prompt_logprobs = True
+
+
+def may_repeat(params: SamplingParams) -> bool:
+    """Whether exact nodes make the same deltas of a request again, in the same order. Choices take
+    turns as they like, and arguments for logits processors of other packages may mean anything."""
+    return params.n == 1 and params.prompt_logprobs is None and params.extra_args is None
+
+
+def digest_after(digest: int, ids: Sequence[int]) -> int:
+    """The digest of the tokens so far and then these. Tokens that differ in one place never have
+    the same."""
+    for id in ids:
+        digest = (digest ^ id) * _PRIME & _BITS
+    return digest
 
 
 def kept_delta(delta: Delta) -> KeptDelta | PlainDelta:

@@ -1,5 +1,6 @@
 """Streams of each dialect whose node dies: their events are those of an undisturbed stream, except
-where the text is cut into deltas. Each dialect's own client reads them.
+where the text is cut into deltas. Each dialect's own client reads them. Streams whose router dies,
+perhaps with a node, are those of an undisturbed stream to the byte.
 
 The streams of a round run at once. Each node of a role is killed at a random moment of its work, so
 each stream loses its node at a position of its own.
@@ -7,6 +8,7 @@ each stream loses its node at a position of its own.
 
 from __future__ import annotations
 
+import asyncio
 import http.client
 import json
 import random
@@ -17,6 +19,7 @@ from dataclasses import dataclass
 from typing import Any, Literal
 from urllib.parse import urlsplit
 
+import aiohttp
 import anthropic
 import httpx2
 import openai
@@ -25,6 +28,7 @@ import pytest
 from baton_protocol.ids import RequestId
 from baton_protocol.link import Deltas, PrefillDone, PrefillJob
 from tests.faults.conftest import SHORT_DRAIN, SLOW_DECODE
+from tests.router.server.test_killed_routers import Stream, check_kill, until_all_ready
 from tests.support.clients.http import Json
 from tests.support.clients.stream_events import plain_events, plain_stream
 from tests.support.faults.tool_runs import BUDGET, SILENT, TOKENIZER, write_model
@@ -407,6 +411,7 @@ def pool(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
         prefill_flags=["--sim-prefill-ms-per-token=0.3"],
         decode_flags=[*SLOW_DECODE, SHORT_DRAIN],
         router_flags=["--handoff=always"],
+        routers=2,
     ) as cluster:
         yield cluster
 
@@ -436,3 +441,51 @@ def test_streams_continue_wherever_their_node_dies(dialect: Dialect, pool: Clust
     assert rounds.hits >= RUNS
     assert rounds.jobs > 0
     assert len(set(rounds.positions)) >= RUNS // 5
+
+
+# --- routers die ----------------------------------------------------------------------------------
+
+
+async def kill_router(
+    pool: Cluster, rows: Sequence[Row], rng: random.Random, dead: int, node: str = ""
+) -> list[Stream]:
+    """Run kept streams of these rows while a router dies. Return those that lost it after their
+    first event."""
+    runs = [Run.draw(row, rng) for row in rows]
+    streams = [Stream(run.row.dialect.path, run.body) for run in runs]
+    async with aiohttp.ClientSession(connector=aiohttp.TCPConnector(limit=0)) as session:
+        await check_kill(pool, session, dead, streams, rng.randrange(2, 2 * LATEST), node=node)
+        await asyncio.to_thread(pool.repair)
+        await until_all_ready(session, pool)
+    return [stream for stream in streams if stream.seen]
+
+
+async def test_a_kept_stream_of_each_dialect_goes_on_when_its_router_dies(pool: Cluster) -> None:
+    rng, left = random.Random("routers"), set(DIALECTS)
+    for number in range(FEW_ROUNDS):
+        rows = [row for row in ROWS if row.dialect in left]
+        broken = {stream.path for stream in await kill_router(pool, rows, rng, number % 2)}
+        left = {dialect for dialect in left if dialect.path not in broken}
+        if not left:
+            break
+    assert not left, f"no router died under {[dialect.path for dialect in left]}"
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("dialect", DIALECTS, ids=lambda dialect: dialect.path)
+async def test_kept_streams_go_on_wherever_their_router_dies(
+    dialect: Dialect, pool: Cluster
+) -> None:
+    """Every third router takes a decode node along."""
+    rng, positions = random.Random(dialect.path), list[int]()
+    rows = [row for row in ROWS if row.dialect is dialect]
+    for number in range(ROUNDS):
+        node = f"decode-{number % 2}" if number % 3 == 2 else ""
+        rows_at_once = rows * (AT_ONCE // len(rows))
+        for stream in await kill_router(pool, rows_at_once, rng, number % 2, node):
+            positions.append(stream.seen)
+        if len(positions) >= RUNS:
+            break
+    print(f"{len(positions)} streams lost their router, with events: {sorted(positions)}")
+    assert len(positions) >= RUNS
+    assert len(set(positions)) >= RUNS // 5

@@ -105,11 +105,13 @@ class Admission:
         return self._shared
 
     async def charge_call(self, tenant: str, prepared: Sequence[Prepared]) -> BudgetBooking | None:
-        """Charge the most a call can cost; None without a budget. Raise RateLimited, or
-        InvalidRequest if the call costs more than the budget ever holds."""
-        tokens = sum(map(_expected_tokens, prepared))
+        """Charge the most a call can cost; None without a budget. A stream that goes on counts as
+        no request, and costs only the tokens to come. Raise RateLimited, or InvalidRequest if the
+        call costs more than the budget ever holds."""
+        requests = sum(item.resumed is None for item in prepared)
+        tokens = sum(_expected_tokens(item) - _charged_before(item) for item in prepared)
         return await self._budgets.book_call(
-            tenant, self.limits.of_tenant(tenant), len(prepared), tokens
+            tenant, self.limits.of_tenant(tenant), requests, tokens
         )
 
     async def admit_prompts(
@@ -353,6 +355,13 @@ class _Turn:
                 await self._decided.wait()
         except TimeoutError:
             pass
+
+
+def _charged_before(item: Prepared) -> int:
+    """Tokens of a request that the call which began its stream was charged."""
+    if item.resumed is None:
+        return 0
+    return len(item.request.prompt_ids) + sum(map(len, item.resumed.outputs))
 
 
 def _expected_tokens(item: Prepared) -> int:

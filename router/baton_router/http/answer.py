@@ -18,15 +18,16 @@ from aiohttp import web
 
 from baton_protocol.errors import DeadlineExceeded, ErrorRecord, SlowClient
 from baton_protocol.link import Delta
-from baton_protocol.resume import ResumeHead
+from baton_protocol.resume import ResumeHead, may_repeat
 from baton_router.http.answer_encoder import AnswerEncoder
 from baton_router.http.event_stream import EventStream
 from baton_router.http.headers import RESUME_HEADER
 from baton_router.http.observers import Observers
 from baton_router.http.prompt_starter import PromptStarter
 from baton_router.http.stopwatch import Stopwatch
+from baton_router.openai.answers import Usage
 from baton_router.requests.context import RequestContext
-from baton_router.requests.kept_stream import TAKEN, KeptStream
+from baton_router.requests.kept_stream import TAKEN, KeptStream, repeats
 from baton_router.requests.output_queue import Batch, OutputQueue
 from baton_router.settings import RouterSettings
 
@@ -95,7 +96,7 @@ class Answer:
             if self._cut_off is not None:
                 self._cut_off.cancel()
             usage = self._context.usage() if self._context.attempts else None
-            self._starter.end_call(usage)
+            self._starter.end_call(self._charged_usage() if usage is not None else None)
             # Of a stream that was taken, the call that goes on with it counts all.
             if usage is not None and (self._kept is None or self._kept.state != "taken"):
                 self._observers.count_tokens(self._context, usage)
@@ -128,16 +129,15 @@ class Answer:
             batch = await self._next_batch(events.keepalive_s)
         except TimeoutError:
             return events.waiting, True
-        data = await self._encoder.encode(batch) if batch else b""
         kept = self._kept
         if kept is not None:
-            if kept.fresh:
-                await kept.begin(self._head_now(kept))
-            data = await kept.keep(batch, data)
+            data = await self._kept_events(kept, batch)
+        else:
+            data = await self._encoder.encode(batch) if batch else b""
         if batch and not self._output.over:
             return data, True
         end = await self._encoder.encode_end()
-        return data + (end if kept is None else kept.number(end)), False
+        return data + (end if kept is None else kept.number_last(end)), False
 
     async def _next_batch(self, patience_s: float | None) -> Batch:
         batch = await self._output.next_batch(patience_s)
@@ -151,20 +151,44 @@ class Answer:
         if not events.flows or self._encoder.is_slow(batch):
             return False
         kept = self._kept
-        if kept is not None and (kept.held or kept.fresh or kept.state != "kept"):
+        if kept is not None and not kept.takes(batch):
             return False
         self._watch.record_batch(batch)
-        data = self._encoder.encode_now(batch)
+        encode = self._encoder.encode_now
         if kept is None:
-            events.push_event(data)
+            events.push_event(encode(batch))
+        elif kept.repeatable:
+            for item in batch:
+                events.push_event(kept.keep_later(item[1], encode([item])))
         else:
-            kept.keep_soon(batch, data)
+            kept.keep_soon(batch, encode(batch))
         return True
+
+    def _charged_usage(self) -> Usage:
+        """The usage of the call. What was used before it resumed a stream was charged then."""
+        usage, kept = self._context.usage(), self._kept
+        if kept is None or kept.resumed is None:
+            return usage
+        return Usage.of(prompt=0, completion=usage.completion_tokens - kept.known_tokens)
 
     # --- a stream that can be resumed -------------------------------------------------------------
 
+    async def _kept_events(self, kept: KeptStream, batch: Batch) -> bytes:
+        """The events of a batch, which may be sent, with those that were held."""
+        if kept.fresh:
+            await kept.begin(self._head_now(kept))
+        if not kept.repeatable:
+            return await kept.keep(batch, await self._encoder.encode(batch) if batch else b"")
+        parts = []
+        for item in batch:
+            data = await self._encoder.encode([item])
+            later = repeats(item[1])
+            parts.append(kept.keep_later(item[1], data) if later else await kept.keep([item], data))
+        return b"".join(parts)
+
     async def _begin_kept(self, kept: KeptStream, events: EventStream) -> None:
-        """Send the headers, so that the client has the request's id, and the known events."""
+        """Send the headers, so that the client has the request's id, and the known events; unless
+        the first event is there and takes the headers along."""
         kept.on_taken, kept.send = self._end_taken, events.push_if_flowing
         record = self._context.in_flight[0].record
         kept.cached = lambda: record.known_cached_tokens
@@ -173,14 +197,21 @@ class Answer:
             await kept.begin(self._head_now(kept))
         else:
             batch: Batch = [(0, delta) for delta in kept.resumed.deltas]
-            if len(batch) > LONG_REPLAY:
-                known = await asyncio.to_thread(self._encoder.encode_now, batch)
-            elif batch:
-                known = await self._encoder.encode(batch)
-            known = kept.replay(known)
+            if len(batch) > LONG_REPLAY or self._encoder.is_slow(batch):
+                known = await asyncio.to_thread(self._known_events, kept, batch)
+            else:
+                known = self._known_events(kept, batch)
         seconds = kept.head.seconds if kept.state == "kept" else 0
         events.headers = {RESUME_HEADER: f"{seconds}"}
-        await events.write_event(known)
+        if known or not self._output.has_deltas:
+            await events.write_event(known)
+
+    def _known_events(self, kept: KeptStream, batch: Batch) -> bytes:
+        """What follows the client's last event, of all that is kept. Raise InvalidRequest."""
+        encode = self._encoder.encode_now
+        if not kept.repeatable:
+            return kept.replay(encode(batch) if batch else b"")
+        return b"".join([kept.repeat(item[1], encode([item])) for item in batch])
 
     def _head_now(self, kept: KeptStream) -> ResumeHead:
         """The head as of now: a request without output may get another kind of nodes."""
@@ -195,6 +226,7 @@ class Answer:
             kind=serving.kind,
             model=serving.name,
             most_cached=most_cached,
+            repeatable=record.exact == "bitwise" and may_repeat(record.request.params),
         )
 
     def _end_taken(self) -> None:

@@ -40,7 +40,7 @@ from baton_router.openai.dialect import Dialect
 from baton_router.requests.context import RequestContext
 from baton_router.requests.detached import DetachedWork
 from baton_router.requests.dispatcher import Dispatcher
-from baton_router.requests.kept_stream import KeptStream
+from baton_router.requests.kept_stream import KeptStream, LastEvent
 from baton_router.requests.prepared import Prepared
 from baton_router.requests.tokenize import prepare, restore
 from baton_router.requests.turns import Turns
@@ -95,7 +95,7 @@ class GenerationRoutes:
     async def serve(self, dialect: Dialect, request: web.Request) -> web.StreamResponse:
         async with self.intake.bodies.of(request, request[CONTEXT].tenant_name) as body:
             if (last := last_event(request)) is not None:
-                return await self.resume(request, body, *last)
+                return await self.resume(request, body, last)
             wish = self.resumes.wish_of(request, dialect.route, body.data)
             return await self.respond(request, body, await body.parsed(dialect.parse), wish=wish)
 
@@ -176,16 +176,16 @@ class GenerationRoutes:
     async def events(self, request: web.Request) -> web.StreamResponse:
         """GET: the rest of a kept stream, or all of it without Last-Event-ID."""
         id, context = request.match_info["id"], request[CONTEXT]
-        named, seen = last_event(request) or (id, 0)
-        if named != id:
+        seen = last_event(request) or LastEvent(id)
+        if seen.stream != id:
             raise InvalidRequest(
-                f"{LAST_EVENT_HEADER} names stream {named}, and the path {id[:40]!r}",
+                f"{LAST_EVENT_HEADER} names stream {seen.stream}, and the path {id[:40]!r}",
                 param=LAST_EVENT_HEADER,
             )
         status = CLIENT_LEFT
         try:
             async with self.intake.bodies.of(request, context.tenant_name) as body:
-                response = await self.resume(request, body, id, seen)
+                response = await self.resume(request, body, seen)
                 status = response.status if context.failure is None else context.failure.status
                 return response
         except (BatonError, RequestFailed) as error:
@@ -195,16 +195,14 @@ class GenerationRoutes:
             if context.dialect is not None:
                 self.observers.end_call(context, status, self.clock())
 
-    async def resume(
-        self, request: web.Request, body: Body, id: str, seen: int
-    ) -> web.StreamResponse:
-        """Send what follows event `seen` of a stream, whichever router began it."""
+    async def resume(self, request: web.Request, body: Body, seen: LastEvent) -> web.StreamResponse:
+        """Send what follows an event of a stream, whichever router began it."""
         body.done()
         context = request[CONTEXT]
         assert context.tenant is not None, "the middleware sets the tenant"
         asked = context.dialect
         head = await self.resumes.find(
-            id, context.tenant.name, None if asked is None else asked.route
+            seen.stream, context.tenant.name, None if asked is None else asked.route
         )
         if self.draining:
             raise Unavailable("the router is shutting down; send the request again")

@@ -88,7 +88,7 @@ class ResponseRoutes:
         tenant = request[CONTEXT].tenant_name
         async with self._generation.intake.bodies.of(request, tenant) as body:
             if (last := last_event(request)) is not None:
-                return await self._generation.resume(request, body, *last)
+                return await self._generation.resume(request, body, last)
             wish = self._generation.resumes.wish_of(request, ROUTE, body.data)
             call = await body.parsed(ResponseCall.parse)
             if wish is not None:

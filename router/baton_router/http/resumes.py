@@ -2,6 +2,7 @@
 
     x-baton-resume: SECONDS    keep this stream: it outlives its client and its router
     Last-Event-ID: ID:N        send what comes after event N of stream ID
+    Last-Event-ID: ID:N:TOKENS the same, of a repeatable stream (see `requests/kept_stream`)
 
 In: requests, and the streams of all routers on the index. Out: KeptStreams. Errors are raised.
 """
@@ -23,14 +24,14 @@ from baton_router.http.headers import LAST_EVENT_HEADER, RESUME_HEADER
 from baton_router.metrics.router_metrics import ResumeOutcome, RouterMetrics
 from baton_router.openai.call import Call
 from baton_router.openai.dialect import Dialect
-from baton_router.requests.kept_stream import GRACE_S, MAX_STREAM_BYTES, KeptStream
+from baton_router.requests.kept_stream import GRACE_S, MAX_STREAM_BYTES, KeptStream, LastEvent
 from baton_router.requests.prepared import Prepared
 from baton_router.requests.resume_writer import ResumeWriter
 
 logger = logging.getLogger(__name__)
 EVENTS_PATH = "/requests/{id}/events"
 _SECONDS = re.compile(r"[0-9]{1,9}", re.ASCII)
-_EVENT_ID = re.compile(r"([0-9a-f]{32}):([0-9]{1,9})", re.ASCII)
+_EVENT_ID = re.compile(r"([0-9a-f]{32}):([0-9]{1,9})(?::([0-9a-f]{8}))?", re.ASCII)
 _STREAM_ID = re.compile(r"[0-9a-f]{32}", re.ASCII)
 
 
@@ -123,10 +124,12 @@ class Resumes:
             raise _not_found(str(head.request.id))
         return dialect
 
-    async def claim(self, head: ResumeHead, seen: int) -> KeptStream:
+    async def claim(self, head: ResumeHead, seen: LastEvent) -> KeptStream:
         """The stream, which this call owns from now on. Raise NotFound, Unavailable."""
         assert self._writer is not None, "find() has found it"
         id = str(head.request.id)
+        self._writer.write_out()  # what this router has of the stream need not be computed again
+        await self._writer.written()
         self._writer.take(id)
         try:
             claim = await self._writer.log.claim(id, int((head.seconds + GRACE_S) * 1000))
@@ -136,7 +139,7 @@ class Resumes:
             self.count("not_found")
             raise _not_found(id)
         try:
-            state = ResumeState.of(head, claim.entries)
+            state = ResumeState.of(head, claim.entries, begun=seen.number > 0)
         except ValueError as error:
             logger.warning("stream %s on the index is wrong: %s", id, error)
             raise _not_found(id) from error
@@ -147,9 +150,8 @@ class Resumes:
         self._metrics.resumed(outcome)
 
 
-def last_event(request: web.Request) -> tuple[str, int] | None:
-    """Stream and number of the last event that the client has; None if it names none. Raise
-    InvalidRequest."""
+def last_event(request: web.Request) -> LastEvent | None:
+    """The last event that the client has; None if it names none. Raise InvalidRequest."""
     header = request.headers.get(LAST_EVENT_HEADER)
     if not header:
         return None
@@ -160,7 +162,8 @@ def last_event(request: web.Request) -> tuple[str, int] | None:
             " that of the last event that arrived",
             param=LAST_EVENT_HEADER,
         )
-    return parts[1], int(parts[2])
+    stream, number, digest = parts.groups()
+    return LastEvent(stream, int(number), None if digest is None else int(digest, 16))
 
 
 def _invalid(message: str) -> InvalidRequest:

@@ -70,6 +70,11 @@ class OutputQueue:
         """True if all requests ended without an error and the reader took everything."""
         return self.open <= 0 and not self._items and self._error is None
 
+    @property
+    def has_deltas(self) -> bool:
+        """Whether next_batch() need not wait."""
+        return bool(self._items)
+
     async def next_batch(self, patience_s: float | None = None) -> Batch:
         """Wait for deltas. An empty batch means that all requests have ended.
 

@@ -1,13 +1,15 @@
 """Writes the entries of all resumable streams of this router to the index.
 
 In: entries of streams, each with the events that wait for it. Out: one command for all that came
-since the last one, and then their results. What a client has, any router can repeat.
+since the last one, and then their results. Streams whose events need not wait write together, twice
+a second. What a client has, any router can repeat.
 """
 
 from __future__ import annotations
 
 import asyncio
 import logging
+import math
 from collections import deque
 from collections.abc import Callable
 from typing import Protocol
@@ -15,7 +17,11 @@ from typing import Protocol
 from baton_kvstore.errors import StoreUnavailable
 from baton_kvstore.index.resume_log import GONE, KEPT, Append, ResumeLog
 
+# A stream's head waits this long for those of others. Its nodes compute the prompt meanwhile.
+BEGIN_S = 0.01
 RENEW_S = 1.0
+# How late deltas that nobody waits for are written. Who continues a stream computes as much again.
+LATE_S = 0.5
 # Between two commands, so that streams of many nodes share them: one takes 100 us.
 PAUSE_S = 0.002
 # Streams of one router, and those that ended and whose lifetime has not. The index keeps all its
@@ -35,6 +41,10 @@ class OwnStream(Protocol):
 
     def renew(self) -> None: ...
 
+    def write_out(self) -> None:
+        """Append all that was to be written later."""
+        ...
+
     def take(self) -> None:
         """Another call continues the stream."""
         ...
@@ -52,14 +62,41 @@ class ResumeWriter:
         self._ended: deque[tuple[float, int]] = deque()
         self._pending: list[tuple[OwnStream, Append, bytes]] = []
         self._waiters: list[asyncio.Future[None]] = []
+        self._late: list[OwnStream] = []
+        self._timer: asyncio.TimerHandle | None = None
         self._task: asyncio.Task[None] | None = None
         self._sent_at = 0.0  # loop time
+        self._due = math.inf  # when to send the next command, in loop time
 
-    def append(self, stream: OwnStream, append: Append, events: bytes = b"") -> None:
+    def append(
+        self, stream: OwnStream, append: Append, events: bytes = b"", within_s: float = 0.0
+    ) -> None:
         """Write what follows in the stream. Results come in the order of the appends."""
         self._pending.append((stream, append, events))
+        now = asyncio.get_running_loop().time() if within_s else 0.0
+        self._due = min(self._due, now + within_s)
         if self._task is None:
             self._task = asyncio.create_task(self._send())
+
+    def write_later(self, stream: OwnStream) -> None:
+        """Let the stream write with all others that nobody waits for."""
+        self._late.append(stream)
+        if self._timer is None:
+            self._timer = asyncio.get_running_loop().call_later(LATE_S, self.write_out)
+
+    @property
+    def behind(self) -> bool:
+        """Whether streams have more to write than was appended."""
+        return bool(self._late)
+
+    def write_out(self) -> None:
+        """Let all streams append what was to be written later."""
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+        late, self._late = self._late, []
+        for stream in late:
+            stream.write_out()
 
     async def written(self) -> None:
         """Wait until all appends so far have their results."""
@@ -93,6 +130,7 @@ class ResumeWriter:
                 stream.renew()
 
     async def close(self) -> None:
+        self.write_out()
         if self._task is not None:
             await asyncio.gather(self._task, return_exceptions=True)
         await self.log.close()
@@ -101,12 +139,13 @@ class ResumeWriter:
         loop = asyncio.get_running_loop()
         try:
             while self._pending or self._waiters:
-                if self._pending and (early_s := self._sent_at + PAUSE_S - loop.time()) > 0:
+                send_at = max(self._sent_at + PAUSE_S, self._due)
+                if self._pending and (early_s := send_at - loop.time()) > 0:
                     await asyncio.sleep(early_s)
                 batch, self._pending = self._pending, []
                 waiters, self._waiters = self._waiters, []
                 if batch:
-                    self._sent_at = loop.time()
+                    self._sent_at, self._due = loop.time(), math.inf
                     results = await self._write([append for _, append, _ in batch])
                     for (stream, _, events), result in zip(batch, results, strict=True):
                         try:

@@ -160,10 +160,11 @@ class RequestRecord:
         self._prompt_sent = False  # the client has the prompt's logprobs
         self._most_cached: int | None = None
         self._after_loss = resumed is not None  # nodes may compute again what is lost
+        self._begun = False  # the client may have events of tokens that the record lacks
         if resumed is not None:
             self.open -= resumed.finished
             self._cached, self._most_cached = resumed.cached, resumed.most_cached
-            self._prompt_sent = resumed.has_prompt_logprobs
+            self._prompt_sent, self._begun = resumed.has_prompt_logprobs, resumed.begun
 
     # --- places -----------------------------------------------------------------------------------
 
@@ -381,7 +382,7 @@ class RequestRecord:
     @property
     def client_has_nothing(self) -> bool:
         """True if the client has neither tokens nor prompt logprobs."""
-        return not self.tokens and not self._prompt_sent
+        return not (self.tokens or self._prompt_sent or self._begun)
 
     @property
     def reads_no_cache(self) -> bool:

@@ -4,10 +4,20 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator
 
+import msgspec
 import pytest
 
 from baton_kvstore.embedded.servers import EmbeddedStore
-from baton_kvstore.index.resume_log import FENCED, FIRST_FENCE, GONE, KEPT, Append, ResumeLog
+from baton_kvstore.index.resume_log import (
+    BEGIN,
+    DELETE,
+    FENCED,
+    FIRST_FENCE,
+    GONE,
+    KEPT,
+    Append,
+    ResumeLog,
+)
 from baton_kvstore.keys import resume_key
 from baton_protocol.ids import Fingerprint, RequestId
 from baton_protocol.request import Request
@@ -42,8 +52,12 @@ ENTRIES = [ResumeEntry((KeptDelta(0, (at,), f"text {at}\n"),), cached=at) for at
 @pytest.fixture
 async def log(single: EmbeddedStore) -> AsyncIterator[ResumeLog]:
     async with ResumeLog(single.index_url, "pool", timeout_s=PATIENCE_S) as opened:
-        assert await opened.begin(ID, FIRST_FENCE, opened.encode_head(HEAD), LIFE_MS) == KEPT
+        assert await opened.append([begin(opened)]) == [KEPT]
         yield opened
+
+
+def begin(log: ResumeLog, fence: int = FIRST_FENCE, head: ResumeHead = HEAD) -> Append:
+    return (ID, fence, BEGIN, LIFE_MS, log.encode_head(head))
 
 
 def append(log: ResumeLog, at: int, fence: int = FIRST_FENCE) -> Append:
@@ -65,11 +79,13 @@ async def test_an_earlier_owner_changes_nothing(log: ResumeLog) -> None:
     await log.append([append(log, 0)])
     claim = await log.claim(ID, LIFE_MS)
     assert claim is not None
-    delete = (ID, FIRST_FENCE, -1, LIFE_MS, b"")
+    delete = (ID, FIRST_FENCE, DELETE, LIFE_MS, b"")
     assert await log.append([append(log, 1), delete]) == [FENCED, FENCED]
-    assert await log.begin(ID, FIRST_FENCE, b"", LIFE_MS) == FENCED
-    assert await log.begin(ID, claim.fence, log.encode_head(HEAD), LIFE_MS) == KEPT
-    assert await log.append([append(log, 1, claim.fence)]) == [KEPT]
+    assert await log.append([begin(log)]) == [FENCED]
+    changed = msgspec.structs.replace(HEAD, repeatable=True)
+    appends = [begin(log, claim.fence, changed), append(log, 1, claim.fence)]
+    assert await log.append(appends) == [KEPT, KEPT]
+    assert await log.head(ID) == changed
     again = await log.claim(ID, LIFE_MS)
     assert again is not None
     assert again.entries == ENTRIES[:2]
@@ -98,7 +114,7 @@ async def test_each_key_expires_after_the_last_append_or_renewal(
 
 
 async def test_a_deleted_stream_leaves_nothing(log: ResumeLog, single: EmbeddedStore) -> None:
-    await log.append([append(log, 0), (ID, FIRST_FENCE, -1, LIFE_MS, b"")])
+    await log.append([append(log, 0), (ID, FIRST_FENCE, DELETE, LIFE_MS, b"")])
     with plain_client(single.index_url) as client:
         assert client.keys("r1:*") == []
 

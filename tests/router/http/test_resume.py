@@ -11,11 +11,13 @@ from typing import Any
 
 import aiohttp
 import anthropic
+import msgspec
 import openai
 import pytest
 
 from baton_kvstore.embedded.servers import EmbeddedStore
 from baton_protocol.link import Abort, RequestStats, RunJob
+from baton_router.requests import resume_writer
 from tests.router import pools
 from tests.support.nodes.fake_node import FakeNode
 from tests.support.stores.kvstore import plain_client
@@ -26,7 +28,7 @@ pytestmark = pytest.mark.integration
 COMPLETIONS, CHAT = "/v1/completions", "/v1/chat/completions"
 RESPONSES, MESSAGES_API, GENERATE = "/v1/responses", "/v1/messages", "/inference/v1/generate"
 KEEP = {"x-baton-resume": "60"}
-EVENT = re.compile(rb"id: (([0-9a-f]{32}):(\d+))\n(?:event: \S+\n)?data: (.*)\n\n")
+EVENT = re.compile(rb"id: (([0-9a-f]{32}):(\d+)(?::[0-9a-f]{8})?)\n(?:event: \S+\n)?data: (.*)\n\n")
 # The last event of each dialect.
 LAST = re.compile(rb'\[DONE\]|\{"type":"(message_stop|response\.completed)".*')
 IDS = re.compile(rb'"(call|chatcmpl|cmpl|resp|rs|fc|msg|generate-tokens)[-_]\w+"')
@@ -82,6 +84,14 @@ def store() -> Iterator[EmbeddedStore]:
 def known_cache(decode: FakeNode) -> None:
     decode.script.reply = REPLY
     decode.script.stats = RequestStats(prompt_tokens=9, cached_tokens=0, computed_tokens=9)
+
+
+@pytest.fixture
+def exact(decode: FakeNode, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The node computes the same tokens again, so streams of one choice are repeatable. The index
+    gets their tokens only at the end, or when they are resumed at their router."""
+    decode.report = msgspec.structs.replace(decode.report, exact="bitwise")
+    monkeypatch.setattr(resume_writer, "LATE_S", 3600.0)
 
 
 @asynccontextmanager
@@ -295,6 +305,133 @@ async def test_a_slow_client_is_cut_off_and_finds_everything_later(
         assert len(EVENT.findall(data)) == 128 * 240 + 1
 
 
+# --- events that the index lacks ------------------------------------------------------------------
+
+
+def several(fields: dict[str, Any]) -> bool:
+    """Whether the call asks for several choices."""
+    n: int = fields.get("sampling_params", fields).get("n", 1)
+    return n > 1
+
+
+SCORES = "scores of prompt and answer"
+REPEATABLE = [name for name in BODIES if not several(BODIES[name][1]) and name != SCORES]
+
+
+@pytest.mark.usefixtures("exact")
+@pytest.mark.parametrize("name", REPEATABLE)
+async def test_another_router_lets_the_nodes_compute_again_what_the_index_lacks(
+    store: EmbeddedStore, decode: FakeNode, name: str
+) -> None:
+    path, fields, decode.script.reply = BODIES[name]
+    async with (
+        kept(store, decode, path, **fields) as (client, answer),
+        pools.running(decode, index_url=store.index_url) as other,
+    ):
+        undisturbed = payloads(await answer.read())
+        decode.script.run, decode.got[:] = "half", []
+        async with stream(client, path, **fields) as first:
+            arrived = await read_events(first, 5)
+            arrived = b"".join([match[0] for match in EVENT.finditer(arrived)][:5])
+            decode.script.run = "answer"
+            status, data = await rest(other, EVENT.findall(arrived)[-1][0].decode(), post_to=path)
+        assert status == 200
+        assert whole(arrived + data), arrived + data
+        assert payloads(arrived + data) == undisturbed
+        jobs = decode.got_of(RunJob)
+        assert [len(job.request.outputs[0]) for job in jobs] == [0, 0]
+        assert jobs[1].request.params.seed == jobs[0].request.params.seed
+
+
+@pytest.mark.usefixtures("exact")
+@pytest.mark.parametrize("name", BODIES)
+async def test_a_repeatable_stream_resumed_after_any_event_is_the_whole_stream(
+    store: EmbeddedStore, decode: FakeNode, name: str
+) -> None:
+    path, fields, decode.script.reply = BODIES[name]
+    async with kept(store, decode, path, **fields) as (client, answer):
+        data = await answer.read()
+        assert whole(data), data
+        assert (b":" in EVENT.findall(data)[0][0][33:]) == (name in REPEATABLE)
+        arrived = b""
+        for match in EVENT.finditer(data):
+            arrived += match[0]
+            status, following = await rest(client, match[1].decode(), post_to=path)
+            assert (status, arrived + following) == (200, data)
+        assert len(decode.got_of(RunJob)) == 1  # its own router writes first what the index lacks
+
+
+@pytest.mark.usefixtures("exact")
+@pytest.mark.parametrize("known", [False, True])
+async def test_a_client_gets_no_token_that_follows_other_tokens_than_its_own(
+    store: EmbeddedStore, decode: FakeNode, known: bool
+) -> None:
+    """The node breaks its word: it computes other tokens for the second router. `known`: the index
+    has those before the third router takes over."""
+    async with (
+        kept(store, decode, COMPLETIONS, **PROMPT) as (client, answer),
+        pools.running(decode, index_url=store.index_url) as other,
+    ):
+        await answer.read()
+        decode.script.run = "half"
+        async with stream(client, **PROMPT) as first:
+            arrived = await read_events(first, 3)
+            last = EVENT.findall(arrived)[2][0].decode()
+            decode.script.run, decode.script.reply = "answer", REPLY.swapcase()
+            if known:
+                _, theirs = await rest(other, f"{last[:32]}:0")
+                assert whole(theirs)
+                assert b"HELL" not in theirs
+            status, data = await rest(other, last)
+        message = "the tokens before that event are not those that the nodes compute"
+        assert message in data.decode()
+        assert status == (400 if known else 200)
+        assert b"id: " not in data
+        assert data.count(b"data: ") == (0 if known else 1)
+        # Who has no event gets the whole stream, as it is now.
+        async with client.session.get(f"{client.url}/requests/{last[:32]}/events") as again:
+            text = await again.read()
+        assert whole(text)
+
+
+@pytest.mark.usefixtures("exact")
+@pytest.mark.parametrize("last", ["ID:3", "ID:3:00000000", "ID:999:TOKENS", "ID:3:TOKENSx"])
+async def test_a_made_up_id_of_a_repeatable_stream_gets_an_error_and_harms_nothing(
+    store: EmbeddedStore, decode: FakeNode, last: str
+) -> None:
+    decode.script.run = "half"
+    async with kept(store, decode) as (client, answer):
+        arrived = await read_events(answer, 3)
+        good = EVENT.findall(arrived)[2][0].decode()
+        id, _, tokens = good.split(":")
+        decode.script.run = "answer"
+        _, data = await rest(client, last.replace("ID", id).replace("TOKENS", tokens))
+        assert b"invalid_request_error" in data
+        assert b"id: " not in data
+        _, data = await rest(client, good)
+        assert whole(b"".join([match[0] for match in EVENT.finditer(arrived)][:3]) + data)
+
+
+@pytest.mark.usefixtures("exact")
+async def test_an_error_while_the_tokens_are_computed_again_takes_no_event_of_the_client_s_away(
+    store: EmbeddedStore, decode: FakeNode
+) -> None:
+    decode.script.run = "half"
+    async with (
+        kept(store, decode) as (_, answer),
+        pools.running(decode, index_url=store.index_url) as other,
+    ):
+        arrived = await read_events(answer, 3)
+        last = EVENT.findall(arrived)[2][0].decode()
+        decode.script.run = "fail"
+        _, data = await rest(other, last)
+        assert data.startswith(b"data: ")
+        assert b"the engine said no" in data
+        decode.script.run = "answer"
+        _, data = await rest(other, last)
+        assert whole(b"".join([match[0] for match in EVENT.finditer(arrived)][:3]) + data)
+
+
 # --- who may resume what --------------------------------------------------------------------------
 
 
@@ -396,6 +533,36 @@ async def test_only_its_tenant_and_its_route_find_a_stream(
             assert 0 < redis.pttl(key + b":log") <= 62_000
             redis.pexpire(key, 0)
         assert (await rest(client, f"{id}:1", tenant="key-a"))[0] == 404
+
+
+async def test_a_stream_that_goes_on_is_charged_for_what_is_new(
+    store: EmbeddedStore, decode: FakeNode, tmp_path: Path
+) -> None:
+    tenants = tmp_path / "tenants"
+    tenants.write_text("[defaults]\nrequests_per_minute = 2\nburst_seconds = 60\n")
+    settings = {"index_url": store.index_url, "tenants": str(tenants), "pool": "charged"}
+    decode.script.run = "half"
+    half = len(REPLY[: len(REPLY) // 2].decode())  # events: one per character
+    async with pools.running(decode, **settings) as client:
+        async with stream(client, **PROMPT) as answer:
+            last = EVENT.findall(await read_events(answer, half))[-1][0].decode()
+        for count in range(3):  # as often as its client likes
+            async with client.session.get(f"{client.url}/requests/{last[:32]}/events") as again:
+                await read_events(again, half)
+                jobs = count + 2
+                await until(lambda jobs=jobs: len(decode.got_of(RunJob)) == jobs)  # type: ignore[misc]
+        decode.script.run = "answer"
+        assert (await rest(client, last))[0] == 200
+        await until_is(client.unfinished, 0)
+        charged = [
+            await client.figure(f'baton_router_tenant_tokens_total{{kind="{kind}",tenant=""}}')
+            for kind in ("prompt", "completion")
+        ]
+        assert charged == [len(PROMPT["prompt"]), len(REPLY)]
+        for status in (200, 429):
+            async with stream(client, headers={}, **PROMPT) as answer:
+                await answer.read()
+                assert answer.status == status
 
 
 async def test_a_stream_without_the_header_leaves_nothing_on_the_index(

@@ -585,6 +585,13 @@ def test_a_token_or_the_prompt_s_logprobs_mean_that_the_client_has_something(giv
     assert not rec.client_has_nothing
 
 
+def test_a_resumed_request_may_have_a_client_with_events_of_tokens_that_the_record_lacks() -> None:
+    request = record().request
+    for begun in (False, True):
+        resumed = ResumeState([[]], begun=begun)
+        assert RequestRecord(request, Clock(0.0), resumed).client_has_nothing != begun
+
+
 # --- the record's history -------------------------------------------------------------------------
 
 
