@@ -22,6 +22,7 @@ from baton_cli.commands.explain_options import ExplainOptions
 from baton_cli.commands.fetch_options import FetchDemoOptions, FetchOptions
 from baton_cli.commands.generate_options import GenerateOptions
 from baton_cli.commands.operator_options import OperatorOptions
+from baton_cli.commands.run_batch_options import RunBatchOptions
 from baton_cli.errors import CommandError, UsageError
 from baton_cli.options.environment import closest, own_variables
 from baton_cli.options.flag import add_flags, flags_of, merge_options
@@ -89,6 +90,14 @@ COMMANDS = (
         "node",
         texts.GENERATE,
         texts.GENERATE_EXAMPLES,
+    ),
+    Command(
+        "run-batch",
+        RunBatchOptions,
+        "baton_cli.commands.run_batch:run",
+        "local",
+        texts.RUN_BATCH,
+        texts.RUN_BATCH_EXAMPLES,
     ),
     Command(
         "bench throughput",
