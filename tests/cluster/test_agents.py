@@ -41,7 +41,7 @@ async def run(agent: Agent, words: Sequence[str], folder: Path, **more: str) -> 
     process = await asyncio.create_subprocess_exec(
         *(*agent.words, *words),
         cwd=folder,
-        env=variables | agent.variables | more,
+        env={**variables, **agent.variables, **more},
         stdin=asyncio.subprocess.DEVNULL,
         stdout=asyncio.subprocess.PIPE,
         stderr=asyncio.subprocess.STDOUT,
@@ -67,7 +67,8 @@ async def answered(
     """Run an agent, whose command follows from the URL of the API, against a pool whose model
     answers so; check that it ends well."""
     (folder / "note.txt").write_text(f"{NOTE}\n")
-    async with TalkingNode("decode-0", answer) as node, pools.running(node) as client:
+    node = TalkingNode("decode-0", answer)
+    async with node, pools.running(node) as client:
         url = client.url if api == "ANTHROPIC" else f"{client.url}/v1"
         addresses = {f"{api}_BASE_URL": url, f"{api}_API_KEY": "none"}
         code, output = await run(agent, command(url), folder, **addresses)

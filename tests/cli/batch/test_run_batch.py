@@ -48,7 +48,7 @@ def written(folder: Path, lines: Sequence[Json | str]) -> Path:
 
 
 def test_requests_are_the_lines_that_are_not_blank(tmp_path: Path) -> None:
-    lines = ["", line("a"), "  ", line("b", url=CHAT, body={"messages": []}), ""]
+    lines: list[Json | str] = ["", line("a"), "  ", line("b", url=CHAT, body={"messages": []}), ""]
     file = written(tmp_path, lines)
     file.write_bytes(b"\xef\xbb\xbf" + file.read_bytes())
     assert check_requests(file) == 2

@@ -14,9 +14,15 @@ import msgspec
 import pytest
 
 from baton_kvstore.embedded.servers import EmbeddedStore
+from baton_kvstore.index.responses import ResponseLimits, Responses
 from baton_kvstore.keys import response_lease_key
 from baton_protocol.errors import ErrorRecord
 from baton_protocol.link import JobFailed, RunJob
+from baton_router.openai.answers import CommonFields
+from baton_router.responses.call import ResponseCall
+from baton_router.responses.event_log import EventLog
+from baton_router.responses.events import ResponseCreated, event_bytes
+from baton_router.responses.kept import KeptResponses
 from tests.router import pools
 from tests.support.nodes.fake_node import FakeNode
 from tests.support.stores.kvstore import plain_client
@@ -440,3 +446,39 @@ async def test_events_without_room_leave_the_end_of_the_stream(
         [last] = await read_again(client, id, 3)
         assert (last["type"], last["sequence_number"]) == ("response.completed", 4)
         assert last["response"] == shown[-1]["response"]
+
+
+async def test_a_stream_whose_router_was_lost_ends_with_a_failure(
+    index: EmbeddedStore, decode: FakeNode
+) -> None:
+    log, limits = EventLog(), ResponseLimits(60.0, 1 << 20, 1 << 20)
+    common = CommonFields(id=UNKNOWN, created=5, model="m", system_fingerprint="f")
+    begun = ResponseCall.from_body(BACKGROUND).response(common, "in_progress")
+    log.add(event_bytes(ResponseCreated(sequence_number=0, response=begun)))
+    async with with_index(index, decode) as client:
+        kept = KeptResponses(Responses(index.index_url, "default", limits), 1 << 20)
+        await kept.write("", begun, [], log)  # nobody has its lease
+        await kept.close()
+        created, failed = await read_again(client, UNKNOWN)
+    assert (created["type"], created["response"]["created_at"]) == ("response.created", 5)
+    assert (failed["type"], failed["sequence_number"]) == ("response.failed", 1)
+    assert failed["response"]["error"]["code"] == "unavailable"
+
+
+async def test_a_router_that_shuts_down_ends_the_streams_of_another_s_responses(
+    index: EmbeddedStore, decode: FakeNode
+) -> None:
+    decode.script.run = "half"
+    async with with_index(index, decode) as one:
+        body = BACKGROUND | {"stream": True}
+        async with one.session.post(one.url + ROUTE, json=body) as stream:
+            first = await stream.content.readuntil(b"\n\n")
+        begun = msgspec.json.decode(first.partition(b"data: ")[2])
+        path = f"{ROUTE}/{begun['response']['id']}"
+        async with with_index(index, decode) as two:
+            query = {"stream": "true", "starting_after": "0"}
+            async with two.session.get(two.url + path, params=query) as stream:
+                await stream.content.readuntil(b"\n\n")
+                two.router.api.generation.draining = True
+                shown = await events_of(stream)
+        assert (shown[-1]["type"], shown[-1]["code"]) == ("error", "unavailable")
