@@ -16,6 +16,7 @@ import aiohttp
 import msgspec
 
 from baton_cli.batch.requests_file import BatchRequest
+from baton_cli.errors import CommandError
 from baton_router.batches.lines import AnsweredRequest, LineFailure, OutputLine
 
 LATER = (429, 503)  # errors that another try may not have
@@ -56,19 +57,25 @@ class BatchSender:
         self._output = output
 
     async def send_all(self, requests: Iterator[BatchRequest], concurrency: int) -> None:
-        """Send all requests, some at a time."""
-        async with asyncio.TaskGroup() as group:
-            for _ in range(concurrency):
-                group.create_task(self._send_next(requests))
+        """Send all requests, some at a time. Raise CommandError if an answer cannot be written."""
+        try:
+            async with asyncio.TaskGroup() as group:
+                for _ in range(concurrency):
+                    group.create_task(self._send_next(requests))
+        except ExceptionGroup as failures:
+            raise failures.exceptions[0] from None
 
     async def _send_next(self, requests: Iterator[BatchRequest]) -> None:
         for request in requests:
             line = await self._answer(request)
             succeeded = line.response is not None and line.response.status_code == 200
+            try:
+                self._output.write(msgspec.json.encode(line) + b"\n")
+                self._output.flush()
+            except OSError as error:
+                raise CommandError(f"cannot write an answer: {error.strerror}") from error
             self._counts.completed += succeeded
             self._counts.failed += not succeeded
-            self._output.write(msgspec.json.encode(line) + b"\n")
-            self._output.flush()
 
     async def _answer(self, request: BatchRequest) -> OutputLine:
         clock = asyncio.get_running_loop().time

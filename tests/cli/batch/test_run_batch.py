@@ -195,6 +195,19 @@ async def test_requests_in_flight_are_bounded_and_each_is_sent_once() -> None:
     assert (most, len(seen), counts.completed) == (5, 30, 30)
 
 
+async def test_an_answer_that_cannot_be_written_ends_the_batch() -> None:
+    async def answer(asked: web.Request) -> web.Response:
+        return web.json_response({})
+
+    counts = Counts()
+    async with serving(answer) as url, aiohttp.ClientSession() as http:
+        with open("/dev/full", "wb", buffering=0) as full:
+            sender = BatchSender(http, url, full, counts)
+            with pytest.raises(CommandError, match="cannot write an answer: No space left"):
+                await sender.send_all(iter([request(1), request(2)]), 2)
+    assert counts == Counts()
+
+
 # --- the command ----------------------------------------------------------------------------------
 
 
