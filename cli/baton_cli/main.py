@@ -24,6 +24,7 @@ from baton_cli.commands.fetch_options import FetchDemoOptions, FetchOptions
 from baton_cli.commands.generate_options import GenerateOptions
 from baton_cli.commands.operator_options import OperatorOptions
 from baton_cli.commands.router_options import ChatOptions, TopOptions
+from baton_cli.commands.run_batch_options import RunBatchOptions
 from baton_cli.commands.usage_options import UsageOptions
 from baton_cli.doctor.options import DoctorOptions
 from baton_cli.errors import CommandError, UsageError
@@ -93,6 +94,14 @@ COMMANDS = (
         "node",
         texts.GENERATE,
         texts.GENERATE_EXAMPLES,
+    ),
+    Command(
+        "run-batch",
+        RunBatchOptions,
+        "baton_cli.commands.run_batch:run",
+        "local",
+        texts.RUN_BATCH,
+        texts.RUN_BATCH_EXAMPLES,
     ),
     Command(
         "bench throughput",

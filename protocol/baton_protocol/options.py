@@ -22,6 +22,7 @@ class Option:
     """What is known of an option beside its field's name, type and default.
 
     flag          its name, if not the field's: --NAME
+    short         a shorter name of the flag: -N
     metavar       the name of the value in --help
     least, most   inclusive bounds of the value
     excludes      the flag's name, with underscores, that may not be given together with this one
@@ -34,6 +35,7 @@ class Option:
 
     help: str
     flag: str = ""
+    short: str = ""
     metavar: str = ""
     least: float | None = None
     most: float | None = None
@@ -50,6 +52,7 @@ def option(
     help: str,
     *,
     flag: str = "",
+    short: str = "",
     metavar: str = "",
     least: float | None = None,
     most: float | None = None,
@@ -64,6 +67,7 @@ def option(
     declared = Option(
         help=help,
         flag=flag,
+        short=short,
         metavar=metavar,
         least=least,
         most=most,

@@ -176,6 +176,28 @@ examples:
   baton generate --model DIR --prompt "Once" --n 3 --seed 7 --temperature 0.8 --top-p 0.95
 """
 
+RUN_BATCH = """\
+Answer a file of requests in the format of OpenAI's batches, and write a file of answers. Without
+--url it starts a pool on this machine and ends it afterwards; with --url any server with OpenAI's
+API answers. All lines are checked before one is sent."""
+
+RUN_BATCH_EXAMPLES = """\
+examples:
+  baton run-batch -i in.jsonl -o out.jsonl --model "$(baton model fetch-demo)"
+  baton run-batch -i in.jsonl -o out.jsonl --model DIR --prefill 0 --decode 2
+  BATON_API_KEY=... baton run-batch -i in.jsonl -o out.jsonl --url http://HOST:8000
+
+a line of in.jsonl (url: any route that generates):
+  {"custom_id": "1", "method": "POST", "url": "/v1/chat/completions",
+   "body": {"messages": [{"role": "user", "content": "Hello"}]}}
+a line of out.jsonl, one per request, written as soon as it is answered, in no particular order:
+  {"id": "...", "custom_id": "1", "response": {"status_code": 200, "body": {...}}, "error": null}
+
+A request that the server refuses has its error in `body`, one that got no answer has it in `error`.
+A server that is full or away is tried again for two minutes. Exit code 1: a request has no answer.
+Batches that survive this command and their router: POST /v1/batches of a router.
+"""
+
 THROUGHPUT = """\
 Measure how many tokens per second the engine computes for many requests at once. One engine in this
 process, without detokenizing."""

@@ -14,7 +14,9 @@ import shlex
 import socket
 import sys
 import time
+from collections.abc import Callable, Coroutine
 from dataclasses import replace
+from typing import Any, TypeVar
 
 from baton_cli.commands.role_settings import check_parsers, check_template
 from baton_cli.commands.up_plan import make_plan
@@ -28,25 +30,36 @@ from baton_cli.local_pool.stop_requests import StopRequests
 from baton_cli.local_pool.store import open_store
 from baton_cli.local_pool.supervisor import Supervisor
 from baton_cli.models.local_folder import find_model, read_config
-from baton_cli.options.records import UpOptions
+from baton_cli.options.records import PoolOptions, UpOptions
 from baton_protocol.parent_death import die_with
+
+P = TypeVar("P", bound=PoolOptions)
+# What is done with a pool once it has begun to start.
+PoolWork = Callable[[Supervisor, StopRequests], Coroutine[Any, Any, None]]
 
 
 def run(options: UpOptions) -> int:
     started = time.monotonic()
     if options.supervisor_pid:
         die_with(options.supervisor_pid)
-    options = settle(options)
-    if options.uds:
-        asyncio.run(_up(options, started))
-        return 0
-    with reserve_port(options.host, options.port) as port:
-        options = replace(options, port=port.getsockname()[1])
-        asyncio.run(_up(options, started))
+    if options.api_keys and (options.once or options.ask):
+        raise CommandError(
+            "--once and --ask send no API key: leave them out, or leave out --api-keys"
+        )
+    run_on_port(settle(options), lambda settled: _up(settled, started))
     return 0
 
 
-def settle(options: UpOptions) -> UpOptions:
+def run_on_port(options: P, pool: Callable[[P], Coroutine[Any, Any, None]]) -> None:
+    """Run a pool whose router listens on a port that is free now, or on a unix socket."""
+    if options.uds:
+        asyncio.run(pool(options))
+        return
+    with reserve_port(options.host, options.port) as port:
+        asyncio.run(pool(replace(options, port=port.getsockname()[1])))
+
+
+def settle(options: P) -> P:
     """Check the flags, and resolve what all engines must agree on: model folder, served name,
     dtype. Raise CommandError."""
     if options.prefill + options.decode == 0:
@@ -78,7 +91,7 @@ def settle(options: UpOptions) -> UpOptions:
     return replace(options, model=str(model.path), served_model_name=names, dtype=dtype)
 
 
-def settle_tenants(options: UpOptions) -> UpOptions:
+def settle_tenants(options: P) -> P:
     """Validate the tenants' files, and generate secrets that were not given. Raise CommandError.
 
     The supervisor polls the router with the admin key. A generated tenant secret is never shown:
@@ -97,10 +110,6 @@ def settle_tenants(options: UpOptions) -> UpOptions:
         read_limits(options.tenants)
         if not options.api_keys:
             return options
-        if options.once or options.ask:
-            raise CommandError(
-                "--once and --ask send no API key: leave them out, or leave out --api-keys"
-            )
         read_keys(options.api_keys)
     except StartError as error:
         raise CommandError(str(error)) from error
@@ -135,28 +144,38 @@ def reserve_port(host: str, port: int) -> socket.socket:
 
 
 async def _up(options: UpOptions, started: float) -> None:
-    stop = StopRequests()
-    stop.install(asyncio.get_running_loop())
     # With --once only the answer goes to stdout, for scripts that read it.
     display = Display(sys.stderr if options.once else sys.stdout, sys.stderr)
+
+    async def greet(supervisor: Supervisor, stop: StopRequests) -> None:
+        await _greet(options, supervisor, stop, display, started)
+
+    if not await run_pool(options, display, greet) and options.once:
+        raise CommandError("the pool ended before it answered")
+
+
+async def run_pool(options: PoolOptions, display: Display, work: PoolWork) -> bool:
+    """Run a pool until `work` or the user stops it. Return whether the work was done; raise what it
+    raised."""
+    stop = StopRequests()
+    stop.install(asyncio.get_running_loop())
     with open_store(options) as store:
         plan = make_plan(options, store.urls, os.environ)
         if plan.warning:
             display.note(plan.warning)
         supervisor = Supervisor(plan, stop, display)
         keeper = asyncio.create_task(store.keep(display.note))
-        greeter = asyncio.create_task(_greet(options, supervisor, stop, display, started))
+        worker = asyncio.create_task(work(supervisor, stop))
         try:
             await supervisor.run()
         finally:
-            greeter.cancel()
+            worker.cancel()
             keeper.cancel()
             display.close()
-    answered = greeter.done() and not greeter.cancelled()
-    if answered:
-        greeter.result()  # raises if the question failed
-    elif options.once:
-        raise CommandError("the pool ended before it answered")
+    if not worker.done() or worker.cancelled():
+        return False
+    worker.result()  # raises if it failed
+    return True
 
 
 async def _greet(

@@ -1,6 +1,6 @@
 """Plans the processes of `baton up`: their flags, variables, and shares of this machine.
 
-In: UpOptions that are settled, the store's URLs, an environment. Out: a PoolPlan, for the
+In: PoolOptions that are settled, the store's URLs, an environment. Out: a PoolPlan, for the
 supervisor.
 """
 
@@ -33,9 +33,9 @@ from baton_cli.options.flag import to_argv, to_variables
 from baton_cli.options.records import (
     CommonOptions,
     NodeOptions,
+    PoolOptions,
     RouterOptions,
     TraceOptions,
-    UpOptions,
 )
 from baton_engine.config.engine_config import on_cuda
 from baton_engine.memory.host_memory import free_memory
@@ -63,7 +63,7 @@ THIS_MACHINE = Machine()
 
 
 def make_plan(
-    options: UpOptions,
+    options: PoolOptions,
     store: StoreUrls,
     environment: Mapping[str, str],
     machine: Machine = THIS_MACHINE,
@@ -87,7 +87,7 @@ def make_plan(
     )
 
 
-def name_nodes(options: UpOptions) -> list[tuple[str, str]]:
+def name_nodes(options: PoolOptions) -> list[tuple[str, str]]:
     """The role and name of each node, prefill nodes first."""
     counts = {"prefill": options.prefill, "decode": options.decode}
     return [(role, f"{role}-{i}") for role, count in counts.items() for i in range(count)]
@@ -104,7 +104,7 @@ class NodeShare:
 
 
 def share_machine(
-    options: UpOptions, environment: Mapping[str, str], machine: Machine = THIS_MACHINE
+    options: PoolOptions, environment: Mapping[str, str], machine: Machine = THIS_MACHINE
 ) -> list[NodeShare]:
     """Return one share per engine, prefill nodes first. Raise CommandError if they do not fit."""
     engines = options.prefill + options.decode
@@ -135,7 +135,9 @@ def share_machine(
     ]
 
 
-def node_options(options: UpOptions, store: StoreUrls, name: str, share: NodeShare) -> NodeOptions:
+def node_options(
+    options: PoolOptions, store: StoreUrls, name: str, share: NodeShare
+) -> NodeOptions:
     shared = values_of(options, ModelSettings, ExchangeSettings, TraceOptions)
     # share_machine() has checked the memory of all nodes. A node's own check would count the
     # others' memory as taken, hence overcommit.
@@ -154,7 +156,7 @@ def node_options(options: UpOptions, store: StoreUrls, name: str, share: NodeSha
     )
 
 
-def router_options(options: UpOptions, store: StoreUrls) -> RouterOptions:
+def router_options(options: PoolOptions, store: StoreUrls) -> RouterOptions:
     return RouterOptions(
         **values_of(
             *(options, RequestSettings, AdmissionSettings, TenantSettings, FileSettings),

@@ -1,6 +1,6 @@
 """The pool's KV store: the user's Redis, or embedded servers that end with the pool.
 
-In: UpOptions. Out: URLs for the children while the context lasts. The user's Redis is checked
+In: PoolOptions. Out: URLs for the children while the context lasts. The user's Redis is checked
 before it is used; embedded servers are restarted when they die.
 """
 
@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 
 from baton_cli.errors import CommandError
 from baton_cli.local_pool.children import FIRST_PAUSE_S, LONGEST_PAUSE_S, describe_end
-from baton_cli.options.records import StoreLoginOptions, UpOptions
+from baton_cli.options.records import PoolOptions, StoreLoginOptions
 from baton_kvstore.errors import StoreError
 from baton_protocol.backoff import Backoff
 
@@ -86,7 +86,7 @@ def logged_in(options: StoreLoginOptions, *urls: str) -> list[str]:
 
 
 @contextmanager
-def open_store(options: UpOptions) -> Iterator[OpenStore]:
+def open_store(options: PoolOptions) -> Iterator[OpenStore]:
     """Yield the pool's store; raise CommandError if it cannot be reached or started."""
     if options.redis_index:
         yield OpenStore(_check_given(options))
@@ -108,7 +108,7 @@ def open_store(options: UpOptions) -> Iterator[OpenStore]:
         store.stop()
 
 
-def _check_given(options: UpOptions) -> StoreUrls:
+def _check_given(options: PoolOptions) -> StoreUrls:
     from baton_kvstore.settings import StoreSettings, check_distinct
 
     index, *data = logged_in(options, options.redis_index, *options.redis_data)

@@ -154,7 +154,7 @@ def _add_flag(group: argparse._ArgumentGroup, item: Flag) -> None:
             kwargs |= {"action": _Several, "nargs": "+"}
         if item.bare:
             kwargs |= {"nargs": "?", "const": item.bare}
-    group.add_argument(item.option, **kwargs)
+    group.add_argument(*([item.short] if item.short else []), item.option, **kwargs)
 
 
 class _Several(argparse.Action):

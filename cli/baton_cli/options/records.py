@@ -10,7 +10,9 @@ CommonOptions
 |-- ChildOptions          the supervisor of a process that another Baton process started
 |-- NodeOptions           `baton prefill`, `baton decode`: all of the above, and a node's settings
 |-- RouterOptions         `baton router`: the same with a router's settings
-|-- UpOptions             `baton up`: what all its nodes and routers share, and the pool
+|-- PoolOptions           a pool on this machine: what all its nodes and routers share
+|   |-- UpOptions         `baton up`
+|   `-- RunBatchOptions   `baton run-batch` (see commands.run_batch_options)
 |-- BenchOptions          `baton bench` (see bench.options)
 |-- GenerateOptions       `baton generate` (see commands.generate_options)
 |-- ServeOptions          `baton bench serve` (see bench.serve_options)
@@ -94,7 +96,7 @@ class RouterOptions(RouterSettings, StoreLoginOptions, TraceOptions, ChildOption
 
 
 @dataclass(frozen=True, kw_only=True)
-class UpOptions(
+class PoolOptions(
     ModelSettings,
     ExchangeSettings,
     RequestSettings,
@@ -140,6 +142,12 @@ class UpOptions(
     drain_timeout: float = option(
         10.0, "seconds that running streams may take after the first Ctrl-C", least=0
     )
+
+
+@dataclass(frozen=True, kw_only=True)
+class UpOptions(PoolOptions):
+    TITLE = "question"
+
     once: str = option(
         "", "send this prompt, print answer, placement and timings, and exit", metavar="PROMPT"
     )

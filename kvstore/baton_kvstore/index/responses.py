@@ -3,8 +3,9 @@
 A response is a hash of a tenant's own key, so no tenant finds another's. A tenant's responses, and
 those of all, have a limit of bytes; the oldest go first. Sorted sets list them by the end of
 their time, and one hash holds their sizes and the sums: "TENANT:ID", "=TENANT" for a tenant, "*"
-for all. A key of its own says that a response is still being made: its router renews it, and others
-ask it by this key to cancel.
+for all. A value may grow while the response is being made, and is read from any byte on. A key of
+its own says that a response is still being made: its router renews it, and others ask it by this
+key to cancel.
 
 Each method raises StoreUnavailable if the index fails. Use one Responses per event loop.
 """
@@ -26,10 +27,9 @@ from baton_kvstore.keys import (
 OVERHEAD_BYTES = 512  # of a response's entries in Redis, beside its values
 _CANCEL = b"cancel"
 
-# KEYS: the responses of all, the sizes. The keys of one tenant's begin with the first, and so do
-# those of the responses. ARGV: tenant, id, bytes of the response; then, to write it, its lifetime
-# in ms, the limits of a tenant and of all in bytes, and its names and values.
-_CHANGE = """
+# KEYS of both scripts: the responses of all, the sizes. The keys of one tenant's begin with the
+# first, and so do those of the responses.
+_ROOM = """
 local function forget(member)
   local tenant = string.match(member, '^([^:]*):')
   local size = tonumber(redis.call('HGET', KEYS[2], member) or '0')
@@ -41,6 +41,22 @@ local function forget(member)
     if redis.call('HINCRBY', KEYS[2], sum, -size) <= 0 then redis.call('HDEL', KEYS[2], sum) end
   end
 end
+local function make_room(tenant, size, own, all, spared)
+  for _, limit in ipairs({{KEYS[1] .. ':' .. tenant, '=' .. tenant, own}, {KEYS[1], '*', all}}) do
+    while tonumber(redis.call('HGET', KEYS[2], limit[2]) or '0') + size > limit[3] do
+      local oldest = redis.call('ZRANGE', limit[1], 0, 0)[1]
+      if not oldest or oldest == spared then return false end
+      forget(oldest)
+    end
+  end
+  return true
+end
+"""
+# ARGV: tenant, id, bytes of the response; then, to write it, its lifetime in ms, the limits of a
+# tenant and of all in bytes, and its names and values.
+_CHANGE = (
+    _ROOM
+    + """
 local tenant, id, size = ARGV[1], ARGV[2], tonumber(ARGV[3])
 local member, listed = tenant .. ':' .. id, KEYS[1] .. ':' .. tenant
 if size == 0 then
@@ -56,13 +72,7 @@ for _, old in ipairs(redis.call('ZRANGEBYSCORE', KEYS[1], '-inf', now, 'LIMIT', 
 end
 if redis.call('ZSCORE', KEYS[1], member) then forget(member) end
 if size > own or size > all then return 0 end
-for _, limit in ipairs({{listed, '=' .. tenant, own}, {KEYS[1], '*', all}}) do
-  while tonumber(redis.call('HGET', KEYS[2], limit[2]) or '0') + size > limit[3] do
-    local oldest = redis.call('ZRANGE', limit[1], 0, 0)[1]
-    if not oldest then break end
-    forget(oldest)
-  end
-end
+make_room(tenant, size, own, all, '')
 local record = KEYS[1] .. ':' .. member
 redis.call('HSET', record, unpack(ARGV, 7))
 redis.call('PEXPIRE', record, lifetime)
@@ -74,6 +84,31 @@ redis.call('HSET', KEYS[2], member, size)
 for _, sum in ipairs({'*', '=' .. tenant}) do redis.call('HINCRBY', KEYS[2], sum, size) end
 if redis.call('PTTL', KEYS[2]) < lifetime then redis.call('PEXPIRE', KEYS[2], lifetime) end
 return 1
+"""
+)
+# ARGV: tenant, id, name of the value, byte from which on the data follows, data, and the limits of
+# a tenant and of all in bytes.
+_APPEND = (
+    _ROOM
+    + """
+local tenant, start, data, own = ARGV[1], tonumber(ARGV[4]), ARGV[5], tonumber(ARGV[6])
+local member, all = tenant .. ':' .. ARGV[2], tonumber(ARGV[7])
+local record = KEYS[1] .. ':' .. member
+local value = redis.call('HGET', record, ARGV[3])
+if not value or #value < start then return 0 end
+local more = start + #data - #value
+if more <= 0 then return 1 end
+local size = tonumber(redis.call('HGET', KEYS[2], member) or '0') + more
+if size > own or size > all or not make_room(tenant, more, own, all, member) then return 0 end
+redis.call('HSET', record, ARGV[3], string.sub(value, 1, start) .. data)
+for _, sum in ipairs({member, '*', '=' .. tenant}) do redis.call('HINCRBY', KEYS[2], sum, more) end
+return 1
+"""
+)
+# KEYS: the response. ARGV: name of the value, its first byte and number of bytes to read.
+_READ = """
+local value = redis.call('HGET', KEYS[1], ARGV[1])
+return value and string.sub(value, ARGV[2] + 1, ARGV[2] + ARGV[3])
 """
 
 
@@ -101,6 +136,8 @@ class Responses(ClosesItself):
         self._limits = limits
         self._client = AsyncClient(parse_endpoint(url), timeout_s=timeout_s, max_connections=4)
         self._change = self._client.redis.register_script(_CHANGE)
+        self._append = self._client.redis.register_script(_APPEND)
+        self._read = self._client.redis.register_script(_READ)
 
     async def close(self) -> None:
         await self._client.close()
@@ -120,6 +157,24 @@ class Responses(ClosesItself):
         values: list[bytes | None] = await self._client.call(self._client.redis.hmget(key, names))
         found = [value for value in values if value is not None]
         return found if len(found) == len(names) else None
+
+    async def append(self, tenant: str, id: str, name: str, start: int, data: bytes) -> bool:
+        """Let a value go on with this data from byte `start` on; it loses no byte. False: there is
+        no such response, no byte before `start`, or no room."""
+        limits = self._limits
+        done = self._append(
+            keys=[responses_key(self._pool), response_sizes_key(self._pool)],
+            args=[tenant, id, name, start, data, limits.tenant_bytes, limits.all_bytes],
+        )
+        return bool(await self._client.call(done))
+
+    async def read(self, tenant: str, id: str, name: str, start: int, most: int) -> bytes | None:
+        """At most this many bytes of a value from `start` on; None if there is no such value."""
+        key = response_key(self._pool, tenant, id)
+        piece: bytes | None = await self._client.call(
+            self._read(keys=[key], args=[name, start, most])
+        )
+        return piece
 
     async def delete(self, tenant: str, id: str) -> bool:
         """Whether there was such a response."""

@@ -207,10 +207,11 @@ class BatchRun:
         if status == "completed" and len(done) < total:
             # Another router has ended the batch, and deleted its parts.
             raise ObjectStoreFailed(f"{order.id} has {len(done)} answers for {total} lines")
-        unanswered = total - len(done) if status in UNANSWERED else 0
+        unanswered = total - len(done)
+        listed = unanswered if status in UNANSWERED else 0  # the input of a failed one is wrong
         written: list[WrittenBytes | None] = []
         try:
-            for wanted, kind in ((succeeded, True), (failed + unanswered, False)):
+            for wanted, kind in ((succeeded, True), (failed + listed, False)):
                 lines = self._lines(parts, kind, done, status)
                 written.append(await shop.files.write(order.tenant, lines) if wanted else None)
             output, error = (

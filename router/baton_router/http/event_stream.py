@@ -33,11 +33,11 @@ class _Stream(web.StreamResponse):
 class EventStream:
     """The stream of one call. Call keep_alive() after `keepalive_s` seconds without an event.
     `error_event` makes the last event of a stream that fails; `waiting` is a sign of life.
-    `headers` are sent beside the usual ones."""
+    `headers` are sent beside the usual ones. `request` is None if no client reads it."""
 
     def __init__(
         self,
-        request: web.Request,
+        request: web.Request | None,
         keepalive_s: float,
         dialect: Dialect,
     ) -> None:
@@ -99,10 +99,11 @@ class EventStream:
 
     def abort_connection(self) -> None:
         """Close the connection and drop what the client has not read."""
-        if self._request.transport is not None:
+        if self._request is not None and self._request.transport is not None:
             self._request.transport.abort()
 
     async def _begin(self) -> web.StreamResponse:
+        assert self._request is not None, "a stream that begins has a client"
         response = _Stream(headers=STREAM_HEADERS | self.headers)
         await response.prepare(self._request)
         self._response = response
@@ -139,3 +140,16 @@ class LastingStream(EventStream):
             yield
         except ConnectionError:
             self.left, self._transport = True, None  # it flows no more
+
+
+class UnreadStream(EventStream):
+    """A stream that no client reads: what is written is dropped."""
+
+    def __init__(self, keepalive_s: float, dialect: Dialect) -> None:
+        super().__init__(None, keepalive_s, dialect)
+
+    async def write_event(self, data: bytes) -> None:
+        return
+
+    async def end_stream(self, data: bytes = b"") -> web.StreamResponse:
+        return web.Response()

@@ -28,7 +28,7 @@ from baton_router.http.answer import Answer
 from baton_router.http.answer_encoder import AnswerEncoder, Keep
 from baton_router.http.body_limits import Body, BodyLimits
 from baton_router.http.dialects import DIALECTS
-from baton_router.http.event_stream import EventStream, LastingStream
+from baton_router.http.event_stream import EventStream, LastingStream, UnreadStream
 from baton_router.http.headers import LAST_EVENT_HEADER, POLICY_HEADER
 from baton_router.http.media_types import JSON_TYPE
 from baton_router.http.observers import CLIENT_LEFT, CONTEXT, Observers
@@ -306,15 +306,23 @@ class GenerationRoutes:
         keep: Keep | None = None,
         rng: random.Random | None = None,
     ) -> bytes:
-        """The JSON of the answer to a call that no HTTP request of its own waits for. The context
-        has the call's dialect and tenant. `rng` draws the seeds that the call does not give. Raise
-        BatonError, RequestFailed."""
+        """The JSON of the answer to a call that no HTTP request of its own waits for; nothing for a
+        stream, whose call keeps its events. The context has the call's dialect and tenant. `rng`
+        draws the seeds that the call does not give. Raise BatonError, RequestFailed."""
+        assert context.dialect is not None, "the caller sets the dialect"
+        events = None
+        if call.options.stream:
+            events = UnreadStream(self.settings.keepalive_s, context.dialect)
         self.observers.begin_call(context, "")
         status = InternalError.status
         self._count_answering(1)
         try:
-            answer, deadline = await self._prepare(call, context, keep=keep, rng=rng)
-            whole = await answer.whole(deadline)
+            answer, deadline = await self._prepare(call, context, events=events, keep=keep, rng=rng)
+            whole = b""
+            if events is None:
+                whole = await answer.whole(deadline)
+            else:
+                await answer.stream(deadline)
             status = 200
         except (BatonError, RequestFailed) as error:
             context.failure = error_record(error)

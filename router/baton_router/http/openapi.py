@@ -99,7 +99,7 @@ RESUME: Json = {
     "in": "header",
     "description": "Seconds for which the stream outlives its client and its router, at most "
     "`--max-resume`. Its events then have ids.",
-    "schema": {"type": "integer", "minimum": 1},
+    "schema": {"type": "string", "pattern": "^0*[1-9][0-9]*$", "maxLength": 9},
 }
 LAST_EVENT: Json = {
     "name": LAST_EVENT_HEADER,

@@ -139,7 +139,7 @@ class OpenAPIOperation:
 
     def _headers(self) -> Sequence[str]:
         """Names of its header parameters among the components."""
-        if self.event is not None:
+        if self.event is not None and self.body is not None:
             return ("Resume", "LastEvent", "RequestId")
         return ("LastEvent", "RequestId") if self.path == EVENTS_PATH else ("RequestId",)
 
@@ -229,7 +229,11 @@ def _headers(*, placed: bool) -> Json:
         "x-baton-request-id": _header("names the request in the log"),
     }
     if placed:
-        headers["x-baton-placement"] = _header("the request's placement and its reason")
+        headers["x-baton-placement"] = {
+            "description": "the request's placement and its reason; absent if it goes on in the"
+            " background",
+            "schema": {"type": "string"},
+        }
         headers["x-baton-exact"] = {
             "description": "how exact the request's nodes compute; absent while they are unknown",
             "schema": {"type": "string", "enum": list(get_args(Exact))},

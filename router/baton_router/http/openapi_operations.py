@@ -124,6 +124,14 @@ NOT_SERVED: Json = {
     "description": "Whether to clear the KV store, which is not supported.",
     "schema": {"type": "string", "enum": ["false"], "default": "false"},
 }
+STREAMS: Json = {
+    "description": "Whether to send the response's events, as they come.",
+    "schema": {"type": "string", "enum": ["true", "false"], "default": "false"},
+}
+STARTING_AFTER: Json = {
+    "description": "The number of the last event that the client has; only with `stream`.",
+    "schema": {"type": "integer", "minimum": 0, "maximum": 999_999_999},
+}
 ITEMS_LIMIT: Json = {
     "description": "The number of items.",
     "schema": {"type": "integer", "minimum": 1, "maximum": 100, "default": 20},
@@ -244,8 +252,10 @@ OPERATIONS = (
         path=ONE_RESPONSE,
         tag="responses",
         summary="Get a response",
-        description="A response that is kept.",
+        description="A response that is kept, or its events.",
         answers={200: Response},
+        event=ResponseEvent,
+        query={"stream": STREAMS, "starting_after": STARTING_AFTER},
         errors=(*KEYED, NotFound, Unavailable),
     ),
     OpenAPIOperation(

@@ -1,23 +1,25 @@
 """The routes of OpenAI's Responses API.
 
     POST /v1/responses                    answer; with `store` the response is kept
-    GET /v1/responses/{id}                a kept response
+    GET /v1/responses/{id}                a kept response; with `stream` its events
     DELETE /v1/responses/{id}
     POST /v1/responses/{id}/cancel        stop one that is made in the background
     GET /v1/responses/{id}/input_items    what a kept response answers
     POST /v1/responses/input_tokens       the number of tokens of a prompt
 
 In: aiohttp requests; the middleware has set their tenant. Out: responses. A response in the
-background is made by a task of this router, which says so on the index; if it stops, the response
-has failed for all routers.
+background is made by a task of this router, which says so on the index, with its events if it has a
+stream; if it stops, the response has failed for all routers.
 """
 
 from __future__ import annotations
 
 import asyncio
 import logging
+import re
 import time
 from collections.abc import Callable
+from dataclasses import replace
 from functools import partial
 
 import msgspec
@@ -35,12 +37,15 @@ from baton_router.http.generation import GenerationRoutes
 from baton_router.http.headers import RESUME_HEADER
 from baton_router.http.json_response import json_response
 from baton_router.http.observers import CONTEXT
+from baton_router.http.response_stream import ResponseStreams
 from baton_router.http.resumes import last_event
 from baton_router.openai.answers import CommonFields
 from baton_router.requests.context import RequestContext
 from baton_router.requests.detached import DetachedWork
 from baton_router.requests.tokenize import tokenize_prompt
 from baton_router.responses.call import RESPONSES, ResponseCall
+from baton_router.responses.event_log import EventLog
+from baton_router.responses.events import ResponseCreated, event_bytes
 from baton_router.responses.kept import UNFINISHED, KeptResponses, error_of
 from baton_router.responses.records import (
     DeletedResponse,
@@ -53,12 +58,17 @@ from baton_router.responses.records import (
 ROUTE = RESPONSES.route
 ONE = f"{ROUTE}/{{response}}"
 CANCEL, INPUT_ITEMS, INPUT_TOKENS = f"{ONE}/cancel", f"{ONE}/input_items", f"{ROUTE}/input_tokens"
+# ONE without the routes that begin like it: a method that they lack is not theirs.
+_ONE_ALONE = f"{ROUTE}/{{response:(?!input_tokens$)[^{{}}/]+}}"
 MAX_BACKGROUND = 256  # responses that one router makes in the background at a time
 RENEW_S = 1.0  # between two renewals of a lease, each of which notices that a client cancels
+SHARE_S = 0.2  # between two writes of new events to the index
 CANCEL_S = 5.0  # that a client waits for the end of a response that it cancels
 POLL_S = 0.05
 FAREWELL_S = 1.0  # for the last states of responses when the router stops
 LIMIT, MAX_LIMIT = 20, 100  # items of a page
+
+_NUMBER = re.compile(r"[0-9]{1,9}", re.ASCII)
 
 logger = logging.getLogger(__name__)
 
@@ -73,13 +83,14 @@ class ResponseRoutes:
         self._generation = generation
         self._new_id = new_id
         self._making = DetachedWork()
+        self._streams = ResponseStreams(kept, generation)
 
     def routes(self) -> list[web.RouteDef]:
         return [
             web.post(ROUTE, self.create),
             web.post(INPUT_TOKENS, self.count_tokens),
-            web.get(ONE, self.retrieve),
-            web.delete(ONE, self.delete),
+            web.get(_ONE_ALONE, self.retrieve),
+            web.delete(_ONE_ALONE, self.delete),
             web.post(CANCEL, self.cancel),
             web.get(INPUT_ITEMS, self.list_input),
         ]
@@ -96,10 +107,13 @@ class ResponseRoutes:
             call = await self._continued(tenant, call)
             if call.keeps:
                 self._kept.check_keeps(call.items)
-            if call.background:
-                return await self._start(call, request[CONTEXT])
-            keep = partial(self._keep, tenant, call) if call.keeps else None
-            return await self._generation.respond(request, body, call, keep=keep, wish=wish)
+            if not call.background:
+                keep = partial(self._keep, tenant, call) if call.keeps else None
+                return await self._generation.respond(request, body, call, keep=keep, wish=wish)
+            begun = await self._start(call, request[CONTEXT])
+        if call.options.stream:
+            return await self._streams.send(request, tenant, begun.id, 0)
+        return json_response(begun)
 
     async def count_tokens(self, request: web.Request) -> web.Response:
         tenant = request[CONTEXT].tenant_name
@@ -110,14 +124,19 @@ class ResponseRoutes:
                 ids = await tokenize_prompt(call, serving)
         return json_response(InputTokens(object="response.input_tokens", input_tokens=len(ids)))
 
-    async def retrieve(self, request: web.Request) -> web.Response:
-        for name in ("stream", "starting_after"):
-            if request.query.get(name) not in (None, "false"):
-                raise InvalidRequest(
-                    f"{name} is {request.query[name]!r}; a kept response is not streamed: leave it"
-                    " out",
-                    param=name,
-                )
+    async def retrieve(self, request: web.Request) -> web.StreamResponse:
+        stream, after = request.query.get("stream", "false"), request.query.get("starting_after")
+        if stream not in ("true", "false"):
+            raise InvalidRequest(f"stream is {stream!r}; use true or false", param="stream")
+        if after is not None and (_NUMBER.fullmatch(after) is None or stream == "false"):
+            raise InvalidRequest(
+                f"starting_after is {after[:40]!r}; use the number of the last event that arrived,"
+                " with stream=true",
+                param="starting_after",
+            )
+        if stream == "true" and request.method == "GET":
+            seen = 0 if after is None else int(after) + 1
+            return await self._streams.send(request, *_named(request), seen)
         return json_response(await self._kept.read(*_named(request)))
 
     async def delete(self, request: web.Request) -> web.Response:
@@ -181,17 +200,14 @@ class ResponseRoutes:
             return call
         return call.continued(await self._kept.read_conversation(tenant, call.previous))
 
-    async def _keep(self, tenant: str, call: ResponseCall, begun: Response | None = None) -> None:
-        """Keep the answer; `begun` is its first state if it was made in the background."""
-        response = call.answered[-1]
-        if begun is not None:
-            response = msgspec.structs.replace(response, created_at=begun.created_at)
-        await self._kept.keep(tenant, response, call.items)
+    async def _keep(self, tenant: str, call: ResponseCall) -> None:
+        """Keep the answer."""
+        await self._kept.keep(tenant, call.answered[-1], call.items, call.log)
 
     # --- in the background ------------------------------------------------------------------------
 
-    async def _start(self, call: ResponseCall, asked: RequestContext) -> web.Response:
-        """Begin a response in the background, and answer with its first state."""
+    async def _start(self, call: ResponseCall, asked: RequestContext) -> Response:
+        """Begin a response in the background; its first state."""
         if self._generation.draining:
             raise Unavailable("the router is shutting down; send the request again")
         if len(self._making) >= MAX_BACKGROUND:
@@ -215,11 +231,14 @@ class ResponseRoutes:
             ),
             "queued",
         )
+        call = replace(call, created=response.created_at)
+        if call.log is not None:  # a client of the stream needs the id at once
+            call.log.add(event_bytes(ResponseCreated(sequence_number=0, response=response)))
         tenant = context.tenant_name
-        await self._kept.write(tenant, response, call.items)
+        await self._kept.write(tenant, response, call.items, call.log)
         await self._kept.lease(tenant, response.id)
         self._making.start(self._make(call, context, response))
-        return json_response(response)
+        return response
 
     def _model_name(self, call: ResponseCall) -> str:
         """The name of the model that serves the call. Raise NotFound for an unknown one."""
@@ -231,8 +250,11 @@ class ResponseRoutes:
     async def _make(self, call: ResponseCall, context: RequestContext, response: Response) -> None:
         """Make a response in the background, and note how it ended."""
         tenant, id = context.tenant_name, response.id
-        keep = partial(self._keep, tenant, call, response)
+        keep = partial(self._keep, tenant, call)
         work = asyncio.create_task(self._generation.ask(call, context, keep))
+        sharing = None
+        if call.log is not None:
+            sharing = asyncio.create_task(self._share_events(tenant, id, call.log))
         try:
             cancelled = await self._watch(work, call, context, response)
             error = None if work.cancelled() else work.exception()
@@ -251,6 +273,20 @@ class ResponseRoutes:
             logger.warning("response %s: %s", id, error)
         finally:
             work.cancel()
+            if sharing is not None:
+                sharing.cancel()
+
+    async def _share_events(self, tenant: str, id: str, log: EventLog) -> None:
+        """Write new events to the index until cancelled, for the clients of the stream."""
+        known = len(log.data())
+        while True:
+            await asyncio.sleep(SHARE_S)
+            data = log.data(known)
+            try:
+                if data and await self._kept.append_events(tenant, id, known, data):
+                    known += len(data)
+            except Unavailable as error:  # the next try, or the end of the response, has them
+                logger.warning("events of response %s: %s", id, error)
 
     async def _watch(
         self,
@@ -280,7 +316,7 @@ class ResponseRoutes:
         self, tenant: str, call: ResponseCall, response: Response, status: ResponseStatus
     ) -> None:
         changed = msgspec.structs.replace(response, status=status)
-        await self._kept.write(tenant, changed, call.items)
+        await self._kept.write(tenant, changed, call.items, call.log)
 
 
 def _check_resumable(call: ResponseCall) -> None:

@@ -22,6 +22,7 @@ from baton_router.openai.json_body import decode_object
 from baton_router.openai.reasoning import requested_reasoning
 from baton_router.openai.sampling import shared_values
 from baton_router.openai.tools import requested_tools
+from baton_router.responses.event_log import EventLog
 from baton_router.responses.events import StreamError, event_bytes
 from baton_router.responses.fields import (
     ANY_TEXT,
@@ -44,7 +45,8 @@ NAMES = {"prompt": "input", "max_tokens": "max_output_tokens", "logprobs": "top_
 class ResponseCall(Conversation):
     """A parsed body. `items` are its input; those of `previous`, the response that it continues,
     come before them (see `continued`). `echoed` are the fields of Response that repeat the body's.
-    `encrypts`: reasoning has `encrypted_content`. `answered` gets the response at its end."""
+    `encrypts`: reasoning has `encrypted_content`. `answered` gets the response at its end, `log`
+    the events of a stream that is kept. `created`: when one in the background was asked for."""
 
     items: list[Json]
     instructions: str | None
@@ -54,6 +56,8 @@ class ResponseCall(Conversation):
     encrypts: bool
     echoed: Json
     answered: list[Response] = field(default_factory=list)
+    log: EventLog | None = None
+    created: int | None = None
 
     @classmethod
     def parse(cls, data: bytes | bytearray) -> ResponseCall:
@@ -78,6 +82,7 @@ class ResponseCall(Conversation):
             background=fields.background,
             encrypts=ENCRYPTED in included,
             echoed=_echoed(fields),
+            log=EventLog() if fields.store and fields.stream else None,
         )
 
     @classmethod
@@ -153,7 +158,7 @@ class ResponseCall(Conversation):
         return Response(
             id=common.id,
             object="response",
-            created_at=common.created,
+            created_at=common.created if self.created is None else self.created,
             status=status,
             model=common.model,
             output=[],
@@ -176,6 +181,7 @@ class ResponseCall(Conversation):
             logprobs=self.sampling.get("logprobs"),
             encrypts=self.encrypts,
             answered=self.answered,
+            log=self.log,
         )
 
 

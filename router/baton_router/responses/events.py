@@ -135,4 +135,18 @@ def text_event_bytes(event: OutputTextDelta) -> bytes:
     return b"event: response.output_text.delta\ndata: %b\n\n" % one_line(event)
 
 
+def end_event(response: Response, number: int) -> ResponseEvent:
+    """The last event of a stream that ends with this response."""
+    if response.status == "completed":
+        return ResponseCompleted(sequence_number=number, response=response)
+    if response.status == "incomplete":
+        return ResponseIncomplete(sequence_number=number, response=response)
+    return ResponseFailed(sequence_number=number, response=response)
+
+
 _NAMES = {kind: str(kind.__struct_config__.tag).encode() for kind in ResponseEvent.__args__}
+# How the last event of a stream begins.
+ENDS = tuple(
+    b"event: %b\n" % _NAMES[kind]
+    for kind in (ResponseCompleted, ResponseIncomplete, ResponseFailed)
+)

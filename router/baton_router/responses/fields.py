@@ -417,8 +417,13 @@ class ResponseFields(PromptFields, route="/v1/responses"):
         " request",
     )
     store = flag(False, "keep the response ([below](responses.md#kept-responses))")
-    background = flag(False, "answer at once, and go on; only with `store`, not with `stream`")
+    background = flag(
+        False,
+        "go on without the client, which may read the answer later; only with `store`."
+        " Without `stream` the first state is the answer",
+    )
     metadata = optional(METADATA, "repeated in the answer")
+    client_metadata = ignored(mapping(), "for the client's own use; Codex sends it")
     stream_options = optional(
         ValueKind(_read_stream_options, schema_of(ResponseStreamOptions), ResponseStreamOptions),
         "only with `stream`",
@@ -453,18 +458,13 @@ class ResponseFields(PromptFields, route="/v1/responses"):
         schemas=[
             {
                 "if": {"properties": {"background": TRUE}, "required": ["background"]},
-                "then": {
-                    "properties": {"store": TRUE, "stream": {"enum": [False, None]}},
-                    "required": ["store"],
-                },
+                "then": {"properties": {"store": TRUE}, "required": ["store"]},
             }
         ],
     )
     def check_background(self) -> None:
         if self.background and not self.store:
             raise wrong("background", True, "its answer is read later: set store, too")
-        if self.background and self.stream:
-            raise wrong("background", True, "its answer is read later: leave out stream")
 
     @rule(
         "stream_options",

@@ -17,6 +17,7 @@ from baton_kvstore.errors import StoreError
 from baton_kvstore.index.responses import Responses
 from baton_protocol.errors import ErrorRecord, InvalidRequest, NotFound, Unavailable
 from baton_router.openai.fields.kinds import Json
+from baton_router.responses.event_log import EventLog
 from baton_router.responses.items import INPUT, MAX_ID
 from baton_router.responses.records import ID_PREFIX, Response, ResponseError, ResponseStatus
 
@@ -25,7 +26,8 @@ UNFINISHED: Sequence[ResponseStatus] = ("queued", "in_progress")
 CONTINUABLE: Sequence[ResponseStatus] = ("completed", "incomplete")
 # A response in the background counts as failed after this number of seconds without its router.
 LEASE_S = 15.0
-_RESPONSE, _INPUT = "response", "input"
+MOST_READ = 1 << 14  # bytes of a log at once, which are up to some MB of events
+_RESPONSE, _INPUT, _EVENTS = "response", "input", "events"
 _ID = re.compile(rf"{ID_PREFIX}[0-9a-f]{{32}}")
 
 logger = logging.getLogger(__name__)
@@ -54,19 +56,37 @@ class KeptResponses:
                 param="store",
             )
 
-    async def write(self, tenant: str, response: Response, items: Sequence[Json]) -> None:
-        """Write a response with its input. Raise Unavailable."""
+    async def write(
+        self,
+        tenant: str,
+        response: Response,
+        items: Sequence[Json],
+        log: EventLog | None = None,
+    ) -> None:
+        """Write a response with its input, and the log of its events if it is streamed. Raise
+        Unavailable."""
         name = response.id.removeprefix(ID_PREFIX)
         named = [{"id": f"item_{name}{at:04x}", **item} for at, item in enumerate(items)]
         encode = msgspec.json.encode
         values = {_RESPONSE: encode(response), _INPUT: encode(named)}
-        if not await _answer(self._opened("store").put(tenant, response.id, values)):
-            logger.warning("response %s is too large to be kept", response.id)
+        # A log that has no room is left empty: the response alone may have it.
+        for logged in [b""] if log is None else [log.data(), b""]:
+            if log is not None:
+                values[_EVENTS] = logged
+            if await _answer(self._opened("store").put(tenant, response.id, values)):
+                return
+        logger.warning("response %s is too large to be kept", response.id)
 
-    async def keep(self, tenant: str, response: Response, items: Sequence[Json]) -> None:
+    async def keep(
+        self,
+        tenant: str,
+        response: Response,
+        items: Sequence[Json],
+        log: EventLog | None = None,
+    ) -> None:
         """The same for a response that its client gets in any case."""
         try:
-            await self.write(tenant, response, items)
+            await self.write(tenant, response, items, log)
         except Unavailable as error:
             logger.warning("response %s is not kept: %s", response.id, error)
 
@@ -87,6 +107,16 @@ class KeptResponses:
         [items] = await self._values(tenant, id, _INPUT)
         decoded: list[Json] = msgspec.json.decode(items)
         return decoded
+
+    async def append_events(self, tenant: str, id: str, start: int, data: bytes) -> bool:
+        """Let the log of events go on with this data from byte `start` on. False: there is no room.
+        Raise Unavailable."""
+        return await _answer(self._opened("stream").append(tenant, id, _EVENTS, start, data))
+
+    async def read_events(self, tenant: str, id: str, start: int) -> bytes | None:
+        """The next piece of the log of events; None if the response has none. Raise NotFound,
+        Unavailable."""
+        return await _answer(self._index_of(id).read(tenant, id, _EVENTS, start, MOST_READ))
 
     async def read_conversation(self, tenant: str, id: str) -> list[Json]:
         """Its input and its output, for a response that continues it. Raise InvalidRequest,

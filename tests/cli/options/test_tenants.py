@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from baton_cli.commands.role_settings import router_settings
-from baton_cli.commands.up import settle
+from baton_cli.commands.up import run, settle
 from baton_cli.commands.up_plan import make_plan
 from baton_cli.errors import CommandError
 from baton_cli.local_pool.store import StoreUrls
@@ -70,8 +71,6 @@ def test_up_with_api_keys_generates_an_admin_key_for_its_table(keys: str) -> Non
     ("changes", "message"),
     [
         ({"sharing": "tenant", "api_keys": ""}, "give --api-keys FILE, or --sharing pool"),
-        ({"once": "Hi"}, "--once and --ask send no API key: leave them out"),
-        ({"ask": "Hi"}, "--once and --ask send no API key: leave them out"),
         ({"api_keys": "", "tenants": "/no/such/limits"}, "--tenants /no/such/limits: No such file"),
         ({"tenants": "/no/such/limits"}, "--tenants /no/such/limits: No such file"),
         ({"api_keys": "/no/such/keys"}, "--api-keys /no/such/keys: No such file"),
@@ -82,6 +81,12 @@ def test_impossible_tenant_options_of_up_are_refused_before_the_start(
 ) -> None:
     with pytest.raises(CommandError, match=message):
         settle(replace(SIM, **({"api_keys": keys} | changes)))  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("question", [{"once": "Hi"}, {"ask": "Hi"}])
+def test_a_question_to_a_pool_with_api_keys_is_refused(keys: str, question: Any) -> None:
+    with pytest.raises(CommandError, match="--once and --ask send no API key: leave them out"):
+        run(replace(SIM, api_keys=keys, **question))
 
 
 @pytest.mark.parametrize(

@@ -140,6 +140,25 @@ def test_openai_waits_for_a_response_in_the_background(client: openai.OpenAI) ->
     assert client.responses.cancel(begun.id).status == whole.status
 
 
+def test_openai_reads_a_stream_in_the_background_again(client: openai.OpenAI) -> None:
+    made = client.responses.create(
+        input=QUESTION, store=True, background=True, stream=True, **SHORT
+    )
+    shown = list(made)
+    assert shown[0].type == "response.created"
+    id = shown[0].response.id
+    assert list(client.responses.retrieve(id, stream=True)) == shown
+    assert list(client.responses.retrieve(id, stream=True, starting_after=4)) == shown[5:]
+    with client.responses.stream(response_id=id, starting_after=4) as stream:
+        assert [event.sequence_number for event in stream] == list(range(5, len(shown)))
+        last = stream.get_final_response()
+    assert last.output_text == client.responses.retrieve(id).output_text != ""
+    plain = client.responses.create(input=QUESTION, store=True, **SHORT)
+    with client.responses.stream(response_id=plain.id) as stream:
+        deltas = [event.delta for event in stream if event.type == "response.output_text.delta"]
+    assert deltas == [plain.output_text]
+
+
 def test_openai_shows_what_is_refused(client: openai.OpenAI) -> None:
     tool: Any = {"type": "web_search"}
     with pytest.raises(openai.BadRequestError, match=r"tools\[0\]\.type is \"web_search\""):

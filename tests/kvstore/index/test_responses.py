@@ -101,6 +101,49 @@ async def test_one_that_is_larger_than_a_tenants_room_is_not_written(opened: Ope
     assert await responses.get("", A, "response") is None, "not the older one instead"
 
 
+@pytest.mark.parametrize(
+    ("start", "data", "done", "value"),
+    [
+        (3, b"def", True, b"abcdef"),
+        (1, b"bcde", True, b"abcde"),
+        (0, b"ab", True, b"abc"),
+        (3, b"", True, b"abc"),
+        (4, b"ef", False, b"abc"),
+        (3, b"\x00\xff", True, b"abc\x00\xff"),
+    ],
+)
+async def test_a_value_goes_on_and_never_loses_bytes(
+    opened: Open, single: EmbeddedStore, start: int, data: bytes, done: bool, value: bytes
+) -> None:
+    responses = opened(ROOMY)
+    await responses.put("", A, {"events": b"abc"})
+    assert await responses.append("", A, "events", start, data) is done
+    assert await responses.get("", A, "events") == [value]
+    for at in range(6):
+        assert await responses.read("", A, "events", at, 2) == value[at : at + 2]
+    with plain_client(single.index_url) as client:
+        sizes = client.hgetall(response_sizes_key("pool"))
+    assert {int(size) for size in sizes.values()} == {OVERHEAD_BYTES + len(value)}
+    await responses.delete("", A)
+    assert not await responses.append("", A, "events", 0, b"x")
+    assert await responses.read("", A, "events", 0, 2) is None
+
+
+async def test_a_value_that_goes_on_takes_the_room_of_older_responses_and_not_more(
+    opened: Open,
+) -> None:
+    limits = ResponseLimits(ttl_s=60.0, tenant_bytes=3 * SIZE, all_bytes=3 * SIZE)
+    responses = opened(limits)
+    for id in (A, B, C):
+        assert await responses.put("", id, VALUE)
+        await asyncio.sleep(0.002)  # so that one is older
+    assert not await responses.append("", A, "response", 92, b"x" * 30), "it is the oldest itself"
+    assert await responses.append("", C, "response", 92, b"x" * SIZE)
+    kept = [await responses.get("", id, "response") is not None for id in (A, B, C)]
+    assert kept == [False, True, True]
+    assert not await responses.append("", C, "response", 92 + SIZE, b"x" * 2 * SIZE)
+
+
 async def test_a_lease_ends_and_carries_a_request_to_cancel(opened: Open) -> None:
     maker, other = opened(ROOMY), opened(ROOMY)
     assert not await other.cancel("", A)

@@ -14,7 +14,7 @@ import pytest
 from baton_router.batches.files import FileLimits, Files
 from baton_router.batches.journal import Journal, LineAnswer
 from baton_router.batches.lines import RawLine, answered_line, read_line
-from baton_router.batches.records import Batch, BatchOrder
+from baton_router.batches.records import Batch, BatchOrder, RequestCounts
 from baton_router.batches.run import BatchRun, BatchWorkshop
 from tests.router.batches.batch_clients import jsonl, line
 from tests.router.batches.memory_store import Killed, MemoryStore
@@ -171,3 +171,26 @@ async def test_a_batch_whose_input_is_deleted_fails() -> None:
     assert (batch.status, ends) == ("failed", ["failed"])
     assert batch.errors is not None
     assert [error.code for error in batch.errors.data] == ["input_file_gone"]
+
+
+async def test_each_line_of_a_failed_batch_that_did_not_succeed_counts_as_failed() -> None:
+    objects: dict[str, bytes] = {}
+    order, lines, ends = await queued(objects), Lines(), list[str]()
+    shop = workshop(MemoryStore(objects), lines, ends)
+    answers = [
+        answer
+        for number, each in enumerate(jsonl([line(n) for n in range(1, 6)]).split(b"\n"), start=1)
+        if (answer := await lines.answer(order, RawLine(number, each))) is not None
+    ]
+    await shop.journal.note(order, "begun", LINES)
+    await shop.journal.keep_answers(order, answers)
+    await shop.files.delete(TENANT, order.input_file_id)
+    await BatchRun(shop, order).run()
+    batch = await shop.journal.describe(await shop.journal.find(TENANT, order.id))
+    assert (batch.status, ends) == ("failed", ["failed"])
+    assert batch.request_counts == RequestCounts(total=LINES, completed=4, failed=LINES - 4)
+    for id, count in ((batch.output_file_id, 4), (batch.error_file_id, 1)):
+        assert id is not None
+        file = await shop.files.find(TENANT, id)
+        data = await shop.files.read_range(TENANT, id, 0, file.bytes + 1)
+        assert len((data or b"").splitlines()) == count, "an input that is gone cannot be listed"

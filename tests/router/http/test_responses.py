@@ -8,14 +8,21 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import aiohttp
 import jsonschema_rs
 import msgspec
 import pytest
 
 from baton_kvstore.embedded.servers import EmbeddedStore
+from baton_kvstore.index.responses import ResponseLimits, Responses
 from baton_kvstore.keys import response_lease_key
 from baton_protocol.errors import ErrorRecord
-from baton_protocol.link import RunJob
+from baton_protocol.link import JobFailed, RunJob
+from baton_router.openai.answers import CommonFields
+from baton_router.responses.call import ResponseCall
+from baton_router.responses.event_log import EventLog
+from baton_router.responses.events import ResponseCreated, event_bytes
+from baton_router.responses.kept import KeptResponses
 from tests.router import pools
 from tests.support.nodes.fake_node import FakeNode
 from tests.support.stores.kvstore import plain_client
@@ -63,12 +70,25 @@ def text_of(response: Any) -> str:
     return str(item["content"][0]["text"])
 
 
-async def streamed(client: pools.Client) -> list[Any]:
+async def streamed(client: pools.Client, **more: Any) -> list[Any]:
     """The data of a stream's events."""
-    async with client.session.post(client.url + ROUTE, json=BODY | {"stream": True}) as stream:
-        assert stream.headers["Content-Type"].startswith("text/event-stream")
-        blocks = (await stream.text()).removesuffix("\n\n").split("\n\n")
-    return [msgspec.json.decode(block.partition("data: ")[2]) for block in blocks]
+    body = BODY | {"stream": True} | more
+    async with client.session.post(client.url + ROUTE, json=body) as stream:
+        return await events_of(stream)
+
+
+async def read_again(client: pools.Client, id: str, after: int | None = None) -> list[Any]:
+    """The data of a kept response's events."""
+    query = {"stream": "true"} | ({} if after is None else {"starting_after": f"{after}"})
+    async with client.session.get(f"{client.url}{ROUTE}/{id}", params=query) as stream:
+        return await events_of(stream)
+
+
+async def events_of(stream: aiohttp.ClientResponse) -> list[Any]:
+    assert stream.headers["Content-Type"].startswith("text/event-stream")
+    blocks = (await stream.text()).split("\n\n")[:-1]
+    shown = [block for block in blocks if not block.startswith(":")]
+    return [msgspec.json.decode(block.partition("data: ")[2]) for block in shown]
 
 
 async def test_an_answer_in_one_piece_and_its_stream_are_one_response(decode: FakeNode) -> None:
@@ -195,9 +215,11 @@ async def test_what_is_not_kept_is_named(index: EmbeddedStore, decode: FakeNode)
         plain = await post(client, BODY)
         assert (await client.get(f"{ROUTE}/{plain['id']}"))[0] == 404
         kept = await post(client, BODY | {"store": True})
-        for query in ("stream=true", "starting_after=1"):
+        for query in ("stream=1", "starting_after=1", "starting_after=x&stream=true"):
             status, error, _ = await client.get(f"{ROUTE}/{kept['id']}?{query}")
             assert (status, error["error"]["param"]) == (400, query.partition("=")[0])
+        for id in (UNKNOWN, "x"):
+            assert (await client.get(f"{ROUTE}/{id}?stream=true"))[0] == 404
         status, error, _ = await client.post(f"{ROUTE}/{kept['id']}/cancel", {})
         assert (status, "background" in error["error"]["message"]) == (400, True)
         status, error, _ = await client.post(ROUTE, {"input": "x" * 4096, "store": True})
@@ -255,6 +277,10 @@ async def test_a_response_in_the_background_is_read_later_at_any_router(
         assert response["background"]
         more = await post(two, BODY | {"previous_response_id": begun["id"]})
         assert text_of(more) == pools.REPLY
+        document = (await one.get("/openapi.json"))[1]
+        headers = document["paths"][ROUTE]["post"]["responses"]["200"]["headers"]
+        _, _, given = await one.post(ROUTE, BACKGROUND)
+        assert {name for name, each in headers.items() if each.get("required")} <= given.keys()
 
 
 async def test_a_response_in_the_background_is_cancelled_at_another_router(
@@ -308,3 +334,151 @@ async def test_a_response_whose_router_is_lost_has_failed_after_its_lease(
             redis.delete(response_lease_key("default", "", begun["id"]))
         _, response, _ = await client.get(f"{ROUTE}/{begun['id']}")
         assert (response["status"], response["error"]["code"]) == ("failed", "unavailable")
+
+
+# --- streams of kept responses --------------------------------------------------------------------
+
+
+def text_deltas(shown: list[Any]) -> str:
+    return "".join(event["delta"] for event in shown if event["type"].endswith("text.delta"))
+
+
+def numbers(shown: list[Any]) -> list[int]:
+    return [event["sequence_number"] for event in shown]
+
+
+async def check_rests(client: pools.Client, id: str, shown: list[Any]) -> None:
+    """The stream can be read again, from each of some places on."""
+    for after in (0, 1, len(shown) // 2, len(shown) - 2, len(shown) - 1, len(shown) + 5):
+        assert await read_again(client, id, after) == shown[after + 1 :]
+
+
+async def test_a_kept_stream_is_read_again_with_its_numbers_at_another_router(
+    index: EmbeddedStore, decode: FakeNode
+) -> None:
+    async with with_index(index, decode) as one, with_index(index, decode) as two:
+        shown = await streamed(one, store=True)
+        id = shown[-1]["response"]["id"]
+        assert (text_deltas(shown), len(shown)) == (pools.REPLY, len(pools.REPLY) + 8)
+        assert await read_again(two, id) == shown
+        await check_rests(two, id, shown)
+
+
+async def test_a_response_that_was_not_streamed_has_a_stream_with_one_delta(
+    index: EmbeddedStore, decode: FakeNode
+) -> None:
+    async with with_index(index, decode) as client:
+        whole = await post(client, BODY | {"store": True})
+        shown = await read_again(client, whole["id"])
+        assert (text_deltas(shown), len(shown)) == (pools.REPLY, 9)
+        assert numbers(shown) == list(range(9))
+        assert (shown[-1]["type"], shown[-1]["response"]) == ("response.completed", whole)
+        await check_rests(client, whole["id"], shown)
+        begun = await post(client, BACKGROUND)
+        later = await read_again(client, begun["id"])
+        assert (text_deltas(later), len(later)) == (pools.REPLY, 9)
+
+
+async def test_a_stream_in_the_background_is_followed_at_another_router_while_it_is_made(
+    index: EmbeddedStore, decode: FakeNode
+) -> None:
+    decode.script.token_s = 0.1
+    async with with_index(index, decode) as one, with_index(index, decode) as two:
+        asked = asyncio.create_task(streamed(one, store=True, background=True))
+        await until(lambda: bool(decode.got_of(RunJob)))
+        id = f"resp_{decode.got_of(RunJob)[-1].request.id}"
+        followed = asyncio.create_task(read_again(two, id))
+        rest = asyncio.create_task(read_again(two, id, 3))
+        _, begun, _ = await two.get(f"{ROUTE}/{id}")
+        assert begun["status"] in ("queued", "in_progress")
+        shown = await asked
+        assert await followed == shown
+        assert await rest == shown[4:]
+        assert numbers(shown) == list(range(len(pools.REPLY) + 8))
+        assert (shown[0]["response"]["status"], text_deltas(shown)) == ("queued", pools.REPLY)
+        assert shown[-1]["response"] == (await two.get(f"{ROUTE}/{id}"))[1]
+        await check_rests(two, id, shown)
+
+
+async def test_a_stream_in_the_background_outlives_its_client(
+    index: EmbeddedStore, decode: FakeNode
+) -> None:
+    decode.script.token_s = 0.05
+    body = BACKGROUND | {"stream": True}
+    async with with_index(index, decode) as client:
+        async with client.session.post(client.url + ROUTE, json=body) as stream:
+            first = await stream.content.readuntil(b"\n\n")
+        begun = msgspec.json.decode(first.partition(b"data: ")[2])
+        assert (begun["type"], begun["sequence_number"]) == ("response.created", 0)
+        rest = await read_again(client, begun["response"]["id"], 0)
+        assert numbers(rest) == list(range(1, len(pools.REPLY) + 8))
+        assert text_deltas(rest) == pools.REPLY
+
+
+@pytest.mark.parametrize("how", ["failed", "cancelled"])
+async def test_a_stream_that_does_not_finish_ends_with_its_response(
+    index: EmbeddedStore, decode: FakeNode, how: str
+) -> None:
+    decode.script.run = "half"
+    async with with_index(index, decode) as one, with_index(index, decode) as two:
+        asked = asyncio.create_task(streamed(one, store=True, background=True))
+        await until(lambda: bool(decode.got_of(RunJob)))
+        id = f"resp_{decode.got_of(RunJob)[-1].request.id}"
+        if how == "cancelled":
+            await two.post(f"{ROUTE}/{id}/cancel", {})
+        else:
+            job = decode.got_of(RunJob)[-1].request
+            error = ErrorRecord("too hot", "engine_error", status=500)
+            await decode.say(JobFailed(job.id, job.attempt, error))
+        shown = await asked
+        last = shown[-1]
+        assert (last["type"], last["response"]["status"]) == ("response.failed", how)
+        assert numbers(shown) == list(range(len(shown)))
+        assert await read_again(two, id) == shown
+
+
+async def test_events_without_room_leave_the_end_of_the_stream(
+    index: EmbeddedStore, decode: FakeNode
+) -> None:
+    async with with_index(index, decode, response_bytes=3600) as client:
+        shown = await streamed(client, store=True)
+        id = shown[-1]["response"]["id"]
+        [last] = await read_again(client, id, 3)
+        assert (last["type"], last["sequence_number"]) == ("response.completed", 4)
+        assert last["response"] == shown[-1]["response"]
+
+
+async def test_a_stream_whose_router_was_lost_ends_with_a_failure(
+    index: EmbeddedStore, decode: FakeNode
+) -> None:
+    log, limits = EventLog(), ResponseLimits(60.0, 1 << 20, 1 << 20)
+    common = CommonFields(id=UNKNOWN, created=5, model="m", system_fingerprint="f")
+    begun = ResponseCall.from_body(BACKGROUND).response(common, "in_progress")
+    log.add(event_bytes(ResponseCreated(sequence_number=0, response=begun)))
+    async with with_index(index, decode) as client:
+        kept = KeptResponses(Responses(index.index_url, "default", limits), 1 << 20)
+        await kept.write("", begun, [], log)  # nobody has its lease
+        await kept.close()
+        created, failed = await read_again(client, UNKNOWN)
+    assert (created["type"], created["response"]["created_at"]) == ("response.created", 5)
+    assert (failed["type"], failed["sequence_number"]) == ("response.failed", 1)
+    assert failed["response"]["error"]["code"] == "unavailable"
+
+
+async def test_a_router_that_shuts_down_ends_the_streams_of_another_s_responses(
+    index: EmbeddedStore, decode: FakeNode
+) -> None:
+    decode.script.run = "half"
+    async with with_index(index, decode) as one:
+        body = BACKGROUND | {"stream": True}
+        async with one.session.post(one.url + ROUTE, json=body) as stream:
+            first = await stream.content.readuntil(b"\n\n")
+        begun = msgspec.json.decode(first.partition(b"data: ")[2])
+        path = f"{ROUTE}/{begun['response']['id']}"
+        async with with_index(index, decode) as two:
+            query = {"stream": "true", "starting_after": "0"}
+            async with two.session.get(two.url + path, params=query) as stream:
+                await stream.content.readuntil(b"\n\n")
+                two.router.api.generation.draining = True
+                shown = await events_of(stream)
+        assert (shown[-1]["type"], shown[-1]["code"]) == ("error", "unavailable")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from typing import Any
 
 import msgspec
@@ -20,8 +21,11 @@ from baton_router.openai.answers import CommonFields, CompletionTokensDetails, U
 from baton_router.openai.call import TextPrompt
 from baton_router.openai.choice_output import ChoiceOutput
 from baton_router.responses.call import RESPONSES, ResponseCall
+from baton_router.responses.event_log import EventLog, EventReader
+from baton_router.responses.events import ResponseCreated, event_bytes
 from baton_router.responses.items import decoded_reasoning
 from baton_router.responses.records import Response
+from baton_router.responses.replay import ReplayedResponse
 from baton_router.responses.shape import ResponseShape
 from tests.router.openai.test_tools import CITY, PARIS, TIME, TOKENIZER, model
 
@@ -154,6 +158,36 @@ def test_a_stream_shows_each_item_in_order_and_ends_with_the_answer_in_one_piece
     assert joined == {item["id"]: text_of(item) for item in done if text_of(item)}
 
 
+@pytest.mark.parametrize("case", CASES)
+def test_a_response_whose_events_were_not_kept_has_those_of_a_stream_with_long_deltas(
+    case: str,
+) -> None:
+    fields, text, finish, expected = CASES[case]
+    include = ["reasoning.encrypted_content"]
+    shown = streamed(shape(include=include, **fields), text, finish, 1000)
+    final = msgspec.convert(shown[-1]["response"], Response)
+    replayed = events(ReplayedResponse(final).events())
+    assert short(replayed) == [*BEGIN, *expected]
+    assert replayed == events(ReplayedResponse(final).events()) == shown
+
+
+def test_a_log_begins_where_its_first_event_ends() -> None:
+    log = EventLog()
+    log.add(event_bytes(ResponseCreated(sequence_number=0, response=begun())))
+    call = replace(ResponseCall.from_body({"input": "Hi", "store": True}), log=log)
+    served = model(reasons=False)
+    written = call.shape(COMMON, [(1, 2)], TOKENIZER, call.parsing(served, call.prompts(served)))
+    shown = streamed(written, "Good morning.", "stop")
+    assert [event["sequence_number"] for event in shown] == list(range(1, len(shown) + 1))
+    logged = events(EventReader(0).read(log.data()))
+    assert logged[1:] == shown
+    assert short(logged) == [*BEGIN, *MESSAGE, "completed"]
+
+
+def begun() -> Response:
+    return ResponseCall.from_body({"input": "Hi"}).response(COMMON, "queued")
+
+
 def text_of(item: Json) -> str:
     if item["type"] == "function_call":
         return str(item["arguments"])
@@ -251,6 +285,13 @@ def test_the_text_has_the_logprobs_of_its_tokens(fields: Json) -> None:
     written = shape(reasons=False, **fields)
     data = b"".join(written.event(0, scored(part)) for part in ("ab", "c"))
     shown = events(data + written.event(0, scored("d", "stop")) + written.end(usage()))
+    ended = msgspec.convert(shown[-1]["response"], Response)
+    [whole_text] = [
+        event["logprobs"]
+        for event in events(ReplayedResponse(ended).events())
+        if event["type"] == "response.output_text.delta"
+    ]
+    assert [each["token"] for each in whole_text] == list("abcd")
     deltas = [event for event in shown if event["type"] == "response.output_text.delta"]
     assert [[each["token"] for each in event["logprobs"]] for event in deltas] == [
         *(["a", "b"], ["c"], ["d"])

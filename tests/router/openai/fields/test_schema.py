@@ -477,7 +477,7 @@ CASES: list[tuple[str, Json, bool]] = [
     ("ResponseRequest", {"include": ["web_search_call.results"]}, False),
     ("ResponseRequest", {"background": True}, False),
     ("ResponseRequest", {"background": True, "store": True}, True),
-    ("ResponseRequest", {"background": True, "store": True, "stream": True}, False),
+    ("ResponseRequest", {"background": True, "store": True, "stream": True}, True),
     ("ResponseRequest", {"stream_options": {"include_obfuscation": False}}, False),
     ("ResponseRequest", {"stream": True, "stream_options": {"include_usage": True}}, True),
     ("ResponseRequest", {"stream": True, "stream_options": {"include_obfuscation": True}}, False),

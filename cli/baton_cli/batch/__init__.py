@@ -1,0 +1,1 @@
+"""`baton run-batch`: a file of requests, sent to a server, and the file of their answers."""
