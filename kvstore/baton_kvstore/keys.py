@@ -133,6 +133,11 @@ def lease_key(pool: str, name: str) -> bytes:
     return f"l1:{pool}:{name}".encode()
 
 
+def decisions_key(pool: str) -> bytes:
+    """index: sorted set of the planner's last decisions, scored by their time (Unix ms)."""
+    return f"a1:{pool}".encode()
+
+
 def ttl_ms(depth: int, base_s: float = DEFAULT_TTL_S, kept_until: int = 0) -> int:
     """Return the lifetime in milliseconds of the chunk at index `depth` of its chain (0: the head).
 

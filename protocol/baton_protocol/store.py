@@ -564,6 +564,17 @@ class FetchReport(msgspec.Struct, frozen=True, kw_only=True):
     total_bytes: Count
 
 
+class ScalingDecision(msgspec.Struct, frozen=True, kw_only=True):
+    """Replicas of both roles that the planner decided on at `at_ms` (Unix milliseconds), and why:
+    the reason's name, and a sentence."""
+
+    at_ms: Count
+    prefill: Count
+    decode: Count
+    reason: Text
+    message: Text = ""
+
+
 class RouterReport(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """One router's request counts and latencies.
 

@@ -83,6 +83,13 @@ class Tenants:
             )
         return tenant
 
+    def viewer(self, authorization: str | None) -> Tenant:
+        """Who looks at the pool: any tenant may, and an admin sees what concerns all. Nothing is
+        needed if there are no keys at all. Raise Unauthorized."""
+        if not self._tenants or self._has_link_token(authorization):
+            return Tenant(admin=True)
+        return self._tenant_of_key(authorization)
+
     def named(self, name: str) -> Tenant | None:
         """The tenant of this name, as its keys give it; "" is the one of a router without keys.
         None if there is no such tenant: if tenants share no KV, no name means none."""

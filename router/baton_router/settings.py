@@ -51,6 +51,7 @@ class Tunables(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     reload_every_s: float = 1.0  # interval of checks of the files of keys and tenants
     cut_off_s: float = 10.0  # from the error that ends an unread stream to closing its connection
     lookup_timeout_ms: float = 50.0  # of a request's look-up in the index
+    snapshot_every_s: float = 1.0  # interval of the live page's snapshots, while someone looks
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -178,6 +179,7 @@ class RequestSettings:
         " it",
         metavar="PATH",
     )
+    page: bool = option(True, "serve the live page of the pool at /")
     allowed_hosts: tuple[str, ...] = option(
         (),
         "host names under which clients reach the router, with or without a port; * for all."

@@ -88,6 +88,7 @@ def test_the_page_lists_exactly_the_keys_of_the_store() -> None:
         keys.resume_key(pool, "REQUEST"),
         keys.resume_log_key(pool, "REQUEST"),
         keys.budget_key(pool, "TENANT"),
+        keys.decisions_key(pool),
     ]
     written = re.findall(r"`((?:kv|[a-z]{1,2})1:[^`]+)`", PAGE)
     assert written == [key.decode().replace("ab", "HASH") for key in made]

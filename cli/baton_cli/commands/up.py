@@ -207,6 +207,8 @@ def show_ready(options: UpOptions, address: RouterAddress, ready_s: float, chunk
         [
             f"ready after {ready_s:.1f} s: {where} serves {model}; Ctrl-C stops it",
             *([chunks] if chunks else []),
+            # A browser reaches no unix socket.
+            *([f"watch it: {address.url}/"] if options.page and not address.uds else []),
             f"try: curl {address.url}/v1/chat/completions {headers} \\",
             """          -d '{"messages": [{"role": "user", "content": "Hello"}]}'""",
         ]

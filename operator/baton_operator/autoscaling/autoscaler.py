@@ -28,6 +28,7 @@ from baton_operator.autoscaling.policy import policy_of
 from baton_operator.autoscaling.pool_scalers import with_replicas
 from baton_operator.metrics import Metrics
 from baton_operator.state.cache import Cache, PoolKey
+from baton_operator.state.decision_log import DecisionLog
 from baton_operator.state.index_reader import IndexAnswer
 from baton_operator.state.index_timing import LOOK_S
 from baton_operator.state.observed import Observed, ObservedWorkload, Planned
@@ -51,7 +52,8 @@ class _Observations:
 
 
 class Autoscaler:
-    """For one pool. `clock` is monotonic, in seconds; `now` is the time of day."""
+    """For one pool. `clock` is monotonic, in seconds; `now` is the time of day. `decisions` gets
+    each decision that differs from the one before."""
 
     def __init__(
         self,
@@ -60,12 +62,14 @@ class Autoscaler:
         metrics: Metrics,
         clock: Callable[[], float],
         now: Callable[[], datetime],
+        decisions: DecisionLog | None = None,
     ) -> None:
         self._key = key
         self._cache = cache
         self._metrics = metrics
         self._clock = clock
         self._now = now
+        self._decisions = decisions or DecisionLog()
         self._observations: _Observations | None = None
 
     def follow(
@@ -170,6 +174,7 @@ class Autoscaler:
         before = seen.planned
         if before is None or not planned.like(before):
             logger.info("pool %s: %s: %s", self._key, planned.reason, planned.message)
+            self._decisions.note(planned, self._now())
         seen.planned, seen.looked_s = planned, observation.at_s
         return planned
 

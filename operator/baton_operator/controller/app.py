@@ -37,6 +37,7 @@ from baton_operator.kube.lease import Lease
 from baton_operator.logs import tame_kopf
 from baton_operator.metrics import Metrics
 from baton_operator.state.cache import Cache, PoolKey
+from baton_operator.state.decision_log import DecisionLog
 from baton_operator.state.index_reader import IndexReader
 from baton_operator.state.lookups import Lookups
 from baton_operator.state.resync import Resync
@@ -121,7 +122,13 @@ class _Life:
             if not uid:
                 return None
             wake = partial(tasks.wake_pool, key)
-            reader = IndexReader(clock, networks=self._settings.index_networks, lookups=lookups)
+            decisions = DecisionLog()
+            reader = IndexReader(
+                clock,
+                networks=self._settings.index_networks,
+                lookups=lookups,
+                decisions=decisions,
+            )
             events = PodEvents(key, api, clock, wake)
             status = StatusWriter(key, api, cache, events, _now, self._settings.identity)
             secret = PoolSecret(key, uid, api, clock)
@@ -129,7 +136,7 @@ class _Life:
                 ownership=Ownership(self._settings.full_name, clock),
                 secret=secret,
                 scalers=Scalers(api, cache),
-                planner=Autoscaler(key, cache, self._metrics, clock, _now),
+                planner=Autoscaler(key, cache, self._metrics, clock, _now, decisions),
                 drainer=Drainer(api, cache, routers, status.post_event, _now),
                 applier=Applier(key, uid, api, cache, secret, self._metrics),
                 index=IndexPoller(key, api, reader, wake, clock),

@@ -7,5 +7,6 @@ observed      the records that reconciling and status read; readers makes them f
 pod_problem   why a pod does not become ready
 hosts         pools that route the same host name
 index_reader  reads a pool's index; index_timing says when, lookups resolves its host name
+decision_log  the planner's decisions, written to the index for people
 store_check   what is wrong with an external store
 """

@@ -30,6 +30,7 @@ from baton_operator.api.pool import Pool
 from baton_operator.api.status import READY, PoolStatus
 from baton_operator.builders.store_access import store_settings
 from baton_operator.kube.egress import AddressRefused, Network, allowed
+from baton_operator.state.decision_log import DecisionLog
 from baton_operator.state.index_timing import (
     FIRST_RETRY_S,
     LONGEST_RETRY_S,
@@ -45,6 +46,7 @@ from baton_protocol.store import FetchReport, NodeReport, RouterReport
 
 logger = logging.getLogger(__name__)
 ANSWER_S = 2.0
+WRITE_S = 0.5
 SILENT = 3  # failed reads in a row after which an index counts as silent
 
 
@@ -74,13 +76,16 @@ class IndexReader:
         answer_s: float = ANSWER_S,
         networks: Sequence[Network] = (),
         lookups: Lookups | None = None,
+        decisions: DecisionLog | None = None,
     ) -> None:
         """`clock` is monotonic, in seconds. `networks`: allowed networks of external indexes.
-        `lookups` is shared by all pools; by default the reader has its own."""
+        `lookups` is shared by all pools; by default the reader has its own. `decisions` are
+        written to the index that has just answered."""
         self._clock = clock
         self._answer_s = answer_s
         self._networks = networks
         self._lookups = lookups or Lookups()
+        self._decisions = decisions or DecisionLog()
         self._last_query: LastQuery | None = None
 
     def due_in(self, pool: Pool, observed: Observed, status: PoolStatus | None) -> float | None:
@@ -137,13 +142,22 @@ class IndexReader:
 
     async def _ask(self, pool: Pool, login: Login | None) -> IndexAnswer:
         """Raise AddressRefused, StoreError, OSError or TimeoutError."""
-        async with asyncio.timeout(self._answer_s):
-            addresses = await self._addresses(pool, store_settings(pool).index_url)
-            with index_url_of(pool, login) as url:
+        with index_url_of(pool, login) as url:
+            async with asyncio.timeout(self._answer_s):
+                addresses = await self._addresses(pool, store_settings(pool).index_url)
                 async with Registry(url, pool.key, addresses) as registry:
                     nodes, fetches = await registry.nodes(), await registry.fetches()
                     routers = await registry.routers() if planned_pause_s(pool) else []
+            await self._write_decisions(url, pool.key, addresses)
         return IndexAnswer(nodes=tuple(nodes), fetches=tuple(fetches), routers=tuple(routers))
+
+    async def _write_decisions(self, url: str, pool: str, addresses: Sequence[str]) -> None:
+        """They are for people: a failure costs nothing, and the next read tries again."""
+        try:
+            async with asyncio.timeout(WRITE_S):
+                await self._decisions.write(url, pool, addresses)
+        except (StoreError, OSError, TimeoutError) as error:
+            logger.debug("cannot write decisions to the index of pool %s: %s", pool, error)
 
     async def _check_data(self, pool: Pool, login: Login | None) -> StoreProblem | None:
         """The problem of the first data server that has one. They share one timeout, so that a

@@ -39,11 +39,13 @@ from baton_router.http.headers import (
     PLACEMENT_HEADER,
 )
 from baton_router.http.json_response import json_response
+from baton_router.http.live_routes import LIVE_PATH, LiveRoutes
 from baton_router.http.load_header import FORMAT_HEADER, LOAD_HEADER, is_known_format, load_text
 from baton_router.http.media_types import JSON_TYPE
 from baton_router.http.node_sleep import SleepRoutes
 from baton_router.http.observers import CLIENT_LEFT, CONTEXT
 from baton_router.http.openapi import document
+from baton_router.http.page_routes import PageRoutes
 from baton_router.http.plain_path import COMMANDS
 from baton_router.http.pool_routes import PoolRoutes
 from baton_router.http.prefix_cache import RESET_PATH, PrefixCacheRoutes
@@ -54,6 +56,7 @@ from baton_router.nodes.node_calls import NodeCalls
 from baton_router.nodes.pin_keeper import PinKeeper
 from baton_router.nodes.prefix_pins import PrefixPins
 from baton_router.openai.answers import ErrorAnswer
+from baton_router.page.asset_table import read_assets
 from baton_router.requests.context import RequestContext, valid_client_id
 from baton_router.settings import RouterSettings
 
@@ -109,6 +112,10 @@ def build_app(api: Api) -> web.Application:
         rng=api.generation.rng,
         clock=api.clock,
     )
+    live = LiveRoutes(
+        api.generation.observers.live,
+        lambda request: api.tenants.viewer(_authorization(request)),
+    )
     sleeps = SleepRoutes(api.pool.fleet, api.node_calls, bodies)
     files = FileRoutes(api.files, api.settings)
     batches = BatchRoutes(api.files, api.journal, bodies)
@@ -117,10 +124,13 @@ def build_app(api: Api) -> web.Application:
             *(*api.generation.routes(), *api.pool.routes(), *drains.routes(), *sleeps.routes()),
             *(*PrefixCacheRoutes(api.pool.fleet).routes(), *prefixes.routes()),
             *(*tokens.routes(), *api.responses.routes(), *files.routes(), *batches.routes()),
+            *live.routes(),
             web.get("/openapi.json", _openapi_handler(api.settings.root_path)),
         ],
     )
     _check_root_path(api.settings.root_path, app)
+    if api.settings.page:
+        app.add_routes(PageRoutes(read_assets(), api.settings.root_path).routes())
     return app
 
 
@@ -208,6 +218,8 @@ async def _answer(
             request[CONTEXT].tenant = api.tenants.tenant_of(authorization)
         elif request.path in ADMINS:
             request[CONTEXT].tenant = api.tenants.admin(authorization)
+        elif request.path == LIVE_PATH:
+            request[CONTEXT].tenant = api.tenants.viewer(authorization)
         elif f"{request.path}/".startswith(NODE_ADMINS):
             peer = THIS_MACHINE if api.settings.uds else request.remote
             request[CONTEXT].tenant = api.tenants.node_admin(authorization, peer)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 JSON_TYPE = "application/json"
 EVENTS_TYPE = "text/event-stream"
+HTML_TYPE = "text/html"
 TEXT_TYPE = "text/plain"
 FORM_TYPE = "multipart/form-data"
 BYTES_TYPE = "application/octet-stream"

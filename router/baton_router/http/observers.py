@@ -1,4 +1,5 @@
-"""The parts that record how each request began and ended: metrics, log, explanations, traces."""
+"""The parts that record how each request began and ended: metrics, log, explanations, traces, the
+live page's feed."""
 
 from __future__ import annotations
 
@@ -8,6 +9,7 @@ from dataclasses import dataclass
 
 from aiohttp import web
 
+from baton_router.live.feed import LiveFeed
 from baton_router.metrics.router_metrics import RouterMetrics
 from baton_router.metrics.vllm_names import VllmNames
 from baton_router.observability.explanation import ExplanationHistory
@@ -30,13 +32,14 @@ class Observers:
     refused: Callable[[str], None]
     explanations: ExplanationHistory
     tracing: Tracing
+    live: LiveFeed
 
     def begin_call(self, context: RequestContext, traceparent: str) -> None:
         context.trace = self.tracing.begin_call(traceparent)
         self.explanations.begin_call(context)
 
     def end_call(self, context: RequestContext, status: int, now: float) -> None:
-        """Record the end of a call. A bug in explanation or tracing must not cost the answer."""
+        """Record the end of a call. A bug in what explains it must not cost the answer."""
         self.metrics.answered(context.endpoint, status)
         log_request(context, status, now)
         if context.failure is not None:
@@ -44,7 +47,8 @@ class Observers:
         try:
             self.explanations.end_call(context, status)
             self.tracing.end_call(context, status)
+            self.live.note_end(context, status, now)
         except Exception:
             logger.exception(
-                "cannot record the request's explanation or trace", extra={"request": context.id}
+                "cannot record how the request was served", extra={"request": context.id}
             )

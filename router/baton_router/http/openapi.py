@@ -144,6 +144,7 @@ def _schemas(operations: Sequence[OpenAPIOperation]) -> dict[str, Json]:
     answers: list[Record | None] = []
     for operation in operations:
         answers += [*operation.answers.values(), operation.event, operation.failure]
+        answers += [] if operation.sent is None else [operation.sent[1]]
     alternatives = [get_args(answer) or (answer,) for answer in answers]
     records = dict.fromkeys(
         record for one in alternatives for record in one if record not in (None, dict, bytes)

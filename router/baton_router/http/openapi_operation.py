@@ -59,6 +59,7 @@ PARAMETERS: Mapping[str, str] = {
     " a file or a batch, as its list has it.",
     "response": "The id of a response that is kept.",
     "node": "The node's id, as `/pool` lists it.",
+    "name": "The name of a file.",
 }
 
 Record = type | UnionType  # of an answer; a union's records are alternatives
@@ -77,8 +78,9 @@ class OpenAPIOperation:
 
     `answers` are the successful answers by status (and any other without the error's shape); with
     `listed`, a list of them. `event` is the record in a stream's events, `failure` that of errors.
+    `sent` is the record in the events of an answer that is always a stream, by their name.
     `body` is a key of BODIES; with `form`, clients send it as a form. An answer of the type `bytes`
-    is a file's content.
+    is a file's content, of the type `media`.
     The operation needs a key if its errors include Unauthorized. `query` are its query
     parameters. `alias`: another operation does the same under its own path."""
 
@@ -88,11 +90,13 @@ class OpenAPIOperation:
     summary: str
     description: str
     answers: Mapping[int, Record | None]
+    media: str = BYTES_TYPE
     errors: Errors = ANY
     body: str | None = None
     body_required: bool = True
     form: bool = False
     event: Record | None = None
+    sent: tuple[str, Record] | None = None
     failure: type = ErrorAnswer
     listed: bool = False
     query: Mapping[str, Json] = field(default_factory=dict)
@@ -157,7 +161,9 @@ class OpenAPIOperation:
         if answer is dict:
             return {JSON_TYPE: {"schema": {"type": "object"}}}
         if answer is bytes:
-            return {BYTES_TYPE: {"schema": {"type": "string", "format": "binary"}}}
+            return {self.media: {"schema": {"type": "string", "format": "binary"}}}
+        if self.sent is not None:
+            return {EVENTS_TYPE: {"schema": _sent_event(*self.sent)}}
         if answer is str:
             return {EVENTS_TYPE: {"schema": {"type": "string"}}}
         if answer is None:
@@ -183,6 +189,13 @@ def _event(event: Record, failure: type) -> Json:
     encoded = {"type": "string", "contentMediaType": JSON_TYPE, "contentSchema": shapes}
     data = {"anyOf": [{"const": "[DONE]"}, encoded]}
     return {"type": "object", "properties": {"data": data}, "required": ["data"]}
+
+
+def _sent_event(name: str, record: Record) -> Json:
+    """The schema of one event of a stream whose events all have this name."""
+    data = {"type": "string", "contentMediaType": JSON_TYPE, "contentSchema": schema_ref(record)}
+    properties: Json = {"event": {"const": name}, "data": data}
+    return {"type": "object", "properties": properties, "required": list(properties)}
 
 
 def _path_parameter(name: str) -> Json:

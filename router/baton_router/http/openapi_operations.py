@@ -33,8 +33,11 @@ from baton_router.http.batch_routes import (
 )
 from baton_router.http.drain import NodeDrain
 from baton_router.http.file_routes import FILES_PATH, MOST_LISTED, PURPOSES
+from baton_router.http.live_routes import LIVE_PATH
+from baton_router.http.media_types import HTML_TYPE
 from baton_router.http.node_sleep import NodeSleep
 from baton_router.http.openapi_operation import (
+    ANY,
     GENERATION,
     KEYED,
     PARAMETERS,
@@ -43,6 +46,7 @@ from baton_router.http.openapi_operation import (
     Json,
     OpenAPIOperation,
 )
+from baton_router.http.page_routes import PAGE_PATH
 from baton_router.http.pool_records import Pool
 from baton_router.http.prefix_cache import RESET_PATH, CacheReset
 from baton_router.http.prefixes import PREFIXES_PATH, Prefix, PrefixList
@@ -62,6 +66,7 @@ from baton_router.http.token_routes import (
     RenderedPrompt,
     Tokenized,
 )
+from baton_router.live.records import Snapshot
 from baton_router.observability.explanation import Explanation
 from baton_router.openai.answers import (
     ChatCompletion,
@@ -551,6 +556,37 @@ OPERATIONS = (
         "store and all requests.",
         answers={200: Pool},
         errors=KEYED,
+    ),
+    OpenAPIOperation(
+        method="GET",
+        path=LIVE_PATH,
+        tag="operations",
+        summary="What runs in the pool now",
+        description="Sends an event `snapshot` per second, until the client leaves or the router"
+        " shuts down. An admin's key, or none in a pool without keys, gets all of it. A tenant's "
+        "key gets the tenant's own requests, and id, role and state of nodes.",
+        answers={200: str},
+        errors=(*KEYED, Unavailable),
+        sent=("snapshot", Snapshot),
+    ),
+    OpenAPIOperation(
+        method="GET",
+        path="/",
+        tag="operations",
+        summary="The live page",
+        description="A page for browsers. A router with `--no-page` has none.",
+        answers={200: bytes},
+        media=HTML_TYPE,
+    ),
+    OpenAPIOperation(
+        method="GET",
+        path=PAGE_PATH,
+        tag="operations",
+        summary="A file of the live page",
+        description="A script, a style sheet or a picture of the page.",
+        answers={200: bytes},
+        errors=(*ANY, NotFound),
+        media="*/*",
     ),
     OpenAPIOperation(
         method="GET",

@@ -18,9 +18,10 @@ COMMANDS = "/nodes/"
 def with_plain_path(message: RawRequestMessage, root: str = "") -> RawRequestMessage:
     """The request with the path that its client means: `//v1/models` and `/v1/models/` come from a
     base URL with a slash too many, `/llm/v1/models` from a proxy that passes the path `root` on.
-    The query stays as it is."""
+    The query stays as it is. The path `root` itself stays: it is no folder without a slash at its
+    end, which links of a page there need."""
     path = message.path.partition("?")[0]
-    if not path.startswith("/"):
+    if not path.startswith("/") or (root and path == root):
         return message
     plain = path
     if "//" in path or path.endswith("/"):

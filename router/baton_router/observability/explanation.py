@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import re
 from collections import OrderedDict
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import msgspec
@@ -67,6 +67,11 @@ class ExplanationHistory:
     def bytes(self) -> int:
         """Total size of the kept calls."""
         return self._bytes
+
+    @property
+    def running(self) -> Iterable[RequestContext]:
+        """The running calls, the oldest first."""
+        return self._running.values()
 
     def begin_call(self, context: RequestContext) -> None:
         self._running[context.id] = context

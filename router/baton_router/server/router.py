@@ -20,6 +20,7 @@ from types import TracebackType
 import aiohttp
 
 from baton_kvstore.errors import StoreError
+from baton_kvstore.index.decisions import Decisions
 from baton_kvstore.index.leases import Leases
 from baton_kvstore.index.markers import Index
 from baton_kvstore.index.pins import Pins
@@ -53,6 +54,8 @@ from baton_router.http.observers import Observers
 from baton_router.http.pool_routes import PoolRoutes
 from baton_router.http.responses import ResponseRoutes
 from baton_router.http.resumes import Resumes
+from baton_router.live.decisions import DecisionReader
+from baton_router.live.feed import LiveFeed, Sources
 from baton_router.metrics.admission_metrics import AdmissionMetrics
 from baton_router.metrics.batch_metrics import BatchMetrics
 from baton_router.metrics.demand import DemandCounter
@@ -229,6 +232,7 @@ class Router:
             settings, self.view, TenantBudgets(self._budgets, clock), admission_metrics, clock
         )
         self.admission.use_limits(tenants, limits)
+        explanations = ExplanationHistory(settings.explain_requests, clock)
         observers = Observers(
             metrics=metrics,
             vllm=VllmNames(
@@ -237,8 +241,9 @@ class Router:
                 held=lambda: self.report().held,
             ),
             refused=admission_metrics.rejected,
-            explanations=ExplanationHistory(settings.explain_requests, clock),
+            explanations=explanations,
             tracing=Tracing(self._spans, clock),
+            live=self._make_feed(explanations),
         )
         generation = GenerationRoutes(
             settings=settings,
@@ -282,6 +287,21 @@ class Router:
         )
         self._batches = self._make_keeper(BatchMetrics(metrics.registry))
 
+    def _make_feed(self, explanations: ExplanationHistory) -> LiveFeed:
+        """What the live page shows of the pool."""
+        decisions = self._decisions
+        sources = Sources(
+            pool=self.settings.pool,
+            router=self._name,
+            view=self.view,
+            models=self.fleet.offers.names,
+            report=self.report,
+            running=lambda: explanations.running,
+            decisions=None if decisions is None else DecisionReader(decisions, self._clock),
+        )
+        every_s = self.settings.tunables.snapshot_every_s
+        return LiveFeed(sources, self._clock, every_s=every_s)
+
     def _make_keeper(self, metrics: BatchMetrics) -> BatchKeeper | None:
         """What runs the batches of the pool; None without a store for them."""
         if self._files is None or self._journal is None:
@@ -314,6 +334,7 @@ class Router:
     async def drain(self, hurry: asyncio.Event) -> None:
         """Stop accepting; let running answers finish until the deadline, or until `hurry`."""
         self.api.generation.draining = True
+        self.api.generation.observers.live.close()
         if self._server is not None:
             await self._server.stop_listening()
         deadline = self._clock() + self.settings.drain_timeout_s
@@ -342,6 +363,7 @@ class Router:
         self._resume_writer: ResumeWriter | None = None
         self._responses: Responses | None = None
         self._leases: Leases | None = None
+        self._decisions: Decisions | None = None
         self._open_files()
         if not self.settings.index_url:
             return
@@ -361,6 +383,7 @@ class Router:
                         all_bytes=self.settings.response_bytes,
                     ),
                 )
+            self._decisions = Decisions(self.settings.index_url, self.settings.pool)
             self._leases = Leases(self.settings.index_url, self.settings.pool, self._name)
             self._budgets = SharedBudgets(
                 self.settings.index_url,
@@ -438,6 +461,7 @@ class Router:
         logger.info("router of pool %r listens on %s", settings.pool, address)
 
     async def _close(self) -> None:
+        self.api.generation.observers.live.close()
         if self._batches is not None:
             await self._batches.close()
         await self._end_running()
@@ -458,7 +482,7 @@ class Router:
         await self.admission.shut_down()
         for part in (
             *(self._index, self._registry, self._budgets, self._pins, self._leases),
-            self._resume_writer,
+            *(self._resume_writer, self._decisions),
         ):
             if part is not None:
                 await part.close()

@@ -318,6 +318,21 @@ def test_the_ready_message_holds_a_curl_command() -> None:
     assert "Authorization" not in shown
 
 
+@pytest.mark.parametrize(
+    ("options", "address", "shown"),
+    [
+        (SIM, RouterAddress("127.0.0.1", 8123), ["watch it: http://127.0.0.1:8123/"]),
+        (replace(SIM, page=False), RouterAddress("127.0.0.1", 8123), []),
+        (SIM, RouterAddress("", 0, uds="/run/router.sock"), []),
+    ],
+)
+def test_the_ready_message_names_the_live_page_if_a_browser_can_open_it(
+    options: UpOptions, address: RouterAddress, shown: list[str]
+) -> None:
+    lines = show_ready(options, address, 1.0, "").splitlines()
+    assert [line for line in lines if line.startswith("watch")] == shown
+
+
 @pytest.mark.integration
 async def test_up_passes_a_unix_socket_on_and_asks_the_router_there(tmp_path: Path) -> None:
     options = replace(SIM, uds="/run/baton/router.sock")
