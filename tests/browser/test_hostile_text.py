@@ -160,7 +160,7 @@ def test_records_that_look_like_html_are_shown_as_text(pool: Cluster, visit: Ope
     page.get_by_text("Nodes as a table").click()
     expect(page.locator("#nodes tbody")).to_contain_text(PAYLOADS[3])
     page.locator("#ended tbody button").click()
-    expect(page.locator("#explanation .attempt").first).to_contain_text(PAYLOADS[0])
+    expect(page.locator("#explanation section.attempt").first).to_contain_text(PAYLOADS[0])
     nothing_ran(page)
     assert not seen.is_scrolled_sideways()
 
@@ -187,7 +187,7 @@ def test_an_endless_name_does_not_widen_the_page(pool: Cluster, visit: Open) -> 
     seen.page.goto(pool.url + "/")
     expect(seen.page.locator("#title")).to_contain_text("xxx")
     seen.page.locator("#ended tbody button").click()
-    expect(seen.page.locator("#explanation .attempt").first).to_be_attached()
+    expect(seen.page.locator("#explanation section.attempt").first).to_be_attached()
     assert not seen.is_scrolled_sideways()
 
 

@@ -66,7 +66,7 @@ def test_a_busy_pool_is_accessible_and_fits_the_screen(
     page.screenshot(path=pictures / f"page-{size[0]}-{scheme}.png", full_page=True)
     assert seen.accessibility() == []
     page.locator("#ended tbody button").first.click()
-    expect(page.locator("#explanation .attempt").first).to_be_visible()
+    expect(page.locator("#explanation section.attempt").first).to_be_visible()
     assert seen.accessibility() == []
     assert not seen.is_scrolled_sideways()
     page.screenshot(path=pictures / f"explanation-{size[0]}-{scheme}.png")
@@ -150,7 +150,7 @@ def test_the_charts_have_a_table_of_the_same_figures(
     page = visit(pool.url).page
     page.get_by_text("Charts as a table").click()
     expect(page.locator("#history tbody tr").first).to_contain_text("ms")
-    expect(page.locator("#plots svg[role=img]")).to_have_count(5)
+    expect(page.locator("#plots svg[role=img]")).to_have_count(6)
 
 
 def test_the_time_to_the_first_paint_is_printed(

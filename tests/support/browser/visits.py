@@ -26,7 +26,7 @@ FLAGS = (
     "--disable-sync",
 )
 # Some ten times what an action takes on a busy machine of two cores.
-PATIENCE_MS = 60_000
+PATIENCE_MS = 30_000
 WIDE, NARROW = (1280, 900), (390, 844)
 
 Scheme = Literal["light", "dark"]

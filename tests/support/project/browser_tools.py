@@ -22,7 +22,10 @@ from tests.support.project.cache import made_once
 from tests.support.project.debian import BROWSER, unpack_browser
 
 # A package that brings axe-core's script; nothing else of it is used.
-AXE = "axe-playwright-python==0.1.8 --hash=sha256:fdd263c998388f1a8e67cad02677e612d946248bd44d163be5e8650ea31f95f8"
+AXE = (
+    "axe-playwright-python==0.1.8"
+    " --hash=sha256:fdd263c998388f1a8e67cad02677e612d946248bd44d163be5e8650ea31f95f8"
+)
 DOWNLOAD_S = 300.0
 # The browser finds fonts and libraries in the folder before those of the machine.
 FONTS = """<?xml version="1.0"?>
@@ -31,9 +34,10 @@ FONTS = """<?xml version="1.0"?>
   <dir>{folder}/usr/share/fonts</dir>
   <dir>/usr/share/fonts</dir>
   <cachedir>{folder}/font-cache</cachedir>
-  <alias binding="strong"><family>system-ui</family><prefer><family>Inter</family></prefer></alias>
-  <alias binding="strong"><family>sans-serif</family><prefer><family>Inter</family></prefer></alias>
-  <alias binding="strong"><family>monospace</family><prefer><family>DejaVu Sans Mono</family></prefer></alias>
+  <alias binding="strong"><family>system-ui</family><prefer>
+    <family>Inter</family></prefer></alias>
+  <alias binding="strong"><family>monospace</family><prefer>
+    <family>DejaVu Sans Mono</family></prefer></alias>
 </fontconfig>
 """
 

@@ -170,8 +170,10 @@ class Answer {
 
   #note() {
     const now = performance.now();
-    if (this.#lastAt === null) this.#firstMs = now - this.#began;
-    else this.#longestMs = Math.max(this.#longestMs, now - this.#lastAt);
+    if (this.#lastAt === null) {
+      this.#firstMs = now - this.#began;
+      this.#showMeta();
+    } else this.#longestMs = Math.max(this.#longestMs, now - this.#lastAt);
     this.#lastAt = now;
   }
 
