@@ -3,19 +3,20 @@
 import { byId, element, setAttribute, setText, shape, table } from "./dom.js";
 import { clock, count, duration, rate, share } from "./format.js";
 
-const SPAN_MS = 5 * 60 * 1000;
+const MINUTE_MS = 60 * 1000;
+const SPAN_MS = 5 * MINUTE_MS;
 // Seconds in which nothing ended have no latency: a line joins points that are at most this apart.
 const JOIN_MS = 15000;
 const ROW_MS = 15000; // what a row of the table summarizes
 const HEIGHT = 132;
 const MARGIN = { left: 52, right: 8, top: 8, bottom: 22 };
 
-// `dashed`: lines differ by more than colour. `most`: the axis ends there at least.
+// `dashed`: lines differ by more than colour. The axis ends at `most`, or at `least` or above.
 const PLOTS = [
   { title: "Time to first token", format: duration, series: [{ field: "ttft_p50_ms", name: "p50" }, { field: "ttft_p99_ms", name: "p99", dashed: true }] },
   { title: "Time between tokens", format: duration, series: [{ field: "itl_p50_ms", name: "p50" }, { field: "itl_p99_ms", name: "p99", dashed: true }] },
   { title: "Tokens per second", format: rate, series: [{ field: "tokens_per_s", name: "answers" }, { field: "prompt_tokens_per_s", name: "prompts", dashed: true }] },
-  { title: "Requests in flight", format: count, series: [{ field: "running", name: "with a node" }, { field: "waiting", name: "waiting", dashed: true }] },
+  { title: "Requests in flight", format: count, least: 2, series: [{ field: "running", name: "with a node" }, { field: "waiting", name: "waiting", dashed: true }] },
   { title: "Prompt tokens from caches", format: share, most: 1, series: [{ field: "cache_hit_rate", name: "share" }] },
   { title: "Error of predictions", format: duration, series: [{ field: "prediction_error_p50_ms", name: "p50" }] },
 ];
@@ -97,11 +98,12 @@ class Plot {
     const end = points.at(-1).at;
     const most = Math.max(...points.flatMap((point) => series.map(({ field }) => Math.abs(point[field] ?? 0))));
     const negative = points.some((point) => series.some(({ field }) => point[field] < 0));
-    const top = this.#plot.most ?? niceCeiling(most);
+    const top = this.#plot.most ?? niceCeiling(Math.max(most, this.#plot.least ?? 0));
     const bottom = negative ? -top : 0;
-    const x = (at) => MARGIN.left + (1 - (end - at) / SPAN_MS) * (width - MARGIN.left - MARGIN.right);
+    const minutes = Math.min(5, Math.max(1, Math.ceil((end - points[0].at) / MINUTE_MS)));
+    const x = (at) => MARGIN.left + (1 - (end - at) / (minutes * MINUTE_MS)) * (width - MARGIN.left - MARGIN.right);
     const y = (value) => HEIGHT - MARGIN.bottom - ((value - bottom) / (top - bottom)) * (HEIGHT - MARGIN.top - MARGIN.bottom);
-    this.#drawGrid(width, x, y, [bottom, (bottom + top) / 2, top], end);
+    this.#drawGrid(width, y, [bottom, (bottom + top) / 2, top], (ago) => x(end - ago * MINUTE_MS), minutes);
     series.forEach(({ field }, place) => setAttribute(this.#lines[place], "d", path(points, field, x, y)));
     const shown = this.#pointed(points, x) ?? this.#lastKnown(points);
     series.forEach(({ field }, place) => setText(this.#values[place], format(shown[field])));
@@ -109,16 +111,20 @@ class Plot {
     setAttribute(this.#svg, "aria-label", `${title}: ${texts.join(", ")}. The table below has the last 5 minutes.`);
   }
 
-  #drawGrid(width, x, y, levels, end) {
+  /** `xOf`: minutes ago -> pixels. */
+  #drawGrid(width, y, levels, xOf, minutes) {
     const { format } = this.#plot;
     const rows = levels.flatMap((level) => [
       shape("line", { x1: MARGIN.left, x2: width - MARGIN.right, y1: y(level), y2: y(level) }),
       shape("text", { x: MARGIN.left - 6, y: y(level) + 4, class: "end" }, level === 0 ? "0" : format(level)),
     ]);
-    const minutes = [5, 4, 3, 2, 1, 0].map((ago) => shape("text", {
-      x: x(end - ago * 60000), y: HEIGHT - 6, class: ago === 0 ? "end" : "middle",
-    }, ago === 0 ? "now" : `−${ago} min`));
-    this.#grid.replaceChildren(...rows, ...(width < 330 ? minutes.filter((_, place) => place % 2 === 1) : minutes));
+    const step = minutes === 1 ? 0.5 : minutes > 3 && width < 330 ? 2 : 1;
+    const times = [];
+    for (let ago = 0; ago <= minutes; ago += step) {
+      const text = ago === 0 ? "now" : ago < 1 ? `−${ago * 60} s` : `−${ago} min`;
+      times.push(shape("text", { x: xOf(ago), y: HEIGHT - 6, class: ago === 0 ? "end" : "middle" }, text));
+    }
+    this.#grid.replaceChildren(...rows, ...times);
   }
 
   /** The point under the pointer, and its cursor. */
@@ -155,11 +161,11 @@ function path(points, field, x, y) {
   return text;
 }
 
-/** The next of 1, 2, 5, 10, 20, ... at or above the value. */
+/** The next of 1, 2, 4, 10, 20, ... at or above the value; halves of the larger ones are whole. */
 function niceCeiling(value) {
   if (value <= 0) return 1;
   const power = 10 ** Math.floor(Math.log10(value));
-  return [1, 2, 5, 10].find((step) => step * power >= value) * power;
+  return [1, 2, 4, 10].find((step) => step * power >= value) * power;
 }
 
 /** Means of each 15 s, the newest first. */
