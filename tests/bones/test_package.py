@@ -17,6 +17,7 @@ from zipfile import ZipFile
 import pytest
 import yaml
 
+from baton_router.page.asset_table import read_assets
 from tests.support.needs import needs
 from tests.support.project.dockerfiles import in_context
 from tests.support.project.wheel import ROOT, build_wheel
@@ -89,6 +90,17 @@ def test_each_package_of_the_wheel_is_marked_as_typed(wheel: Path) -> None:
     packages = {name for name in packages if not name.endswith(".dist-info")}
     assert len(packages) == 10
     assert {name for name in packages if f"{name}/py.typed" not in names} == set()
+
+
+@pytest.mark.integration
+def test_the_wheel_has_the_files_of_the_live_page(wheel: Path) -> None:
+    folder, zipped = "baton_router/page/assets/", ZipFile(wheel)
+    packed = {
+        name.removeprefix(folder): zipped.read(name)
+        for name in zipped.namelist()
+        if name.startswith(folder)
+    }
+    assert packed == {name: asset.plain for name, asset in read_assets().items()}
 
 
 @pytest.mark.integration

@@ -23,6 +23,10 @@ class DecisionLog:
     def __init__(self) -> None:
         self._unwritten: deque[ScalingDecision] = deque(maxlen=KEPT)
 
+    @property
+    def unwritten(self) -> tuple[ScalingDecision, ...]:
+        return tuple(self._unwritten)
+
     def note(self, planned: Planned, at: datetime) -> None:
         self._unwritten.append(
             ScalingDecision(
@@ -37,7 +41,7 @@ class DecisionLog:
     async def write(self, url: str, pool: str, addresses: Sequence[str]) -> None:
         """Write what is not written yet to the index at `url`, whose host has these addresses.
         Raise StoreUnavailable without forgetting any."""
-        decisions = tuple(self._unwritten)
+        decisions = self.unwritten
         if not decisions:
             return
         async with Decisions(url, pool, addresses) as index:

@@ -50,5 +50,5 @@ class Observers:
             self.live.note_end(context, status, now)
         except Exception:
             logger.exception(
-                "cannot record how the request was served", extra={"request": context.id}
+                "cannot record the request's explanation or trace", extra={"request": context.id}
             )

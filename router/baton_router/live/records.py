@@ -38,9 +38,9 @@ class Totals(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Latency(msgspec.Struct, frozen=True, kw_only=True):
-    """Latencies since the snapshot before. `prediction_error` is the difference between predicted
-    and measured time until a request decodes, and `cache_hit_rate` the share of prompt tokens that
-    nodes did not have to compute; both are of the calls in `ended`."""
+    """Latencies since the snapshot before. `prediction_error_p50_ms` is the median difference
+    between predicted and measured time until a request decodes, and `cache_hit_rate` the share of
+    prompt tokens that nodes did not have to compute; both are of the calls in `ended`."""
 
     ttft_p50_ms: float | None = None
     ttft_p99_ms: float | None = None

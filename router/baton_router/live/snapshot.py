@@ -26,6 +26,7 @@ from baton_router.live.records import (
 )
 from baton_router.live.series import NodeCounts, Rates
 from baton_router.nodes.node_view import NodeView, state_of
+from baton_router.requests.attempt import Attempt
 from baton_router.requests.context import RequestContext
 from baton_router.requests.state import RequestRecord
 
@@ -72,7 +73,7 @@ def make_snapshot(scene: Scene, viewer: Viewer, ended: Iterable[Ending]) -> Snap
     calls = [context for context in scene.running if may_see(viewer, context)]
     last = [ending for ending in ended if may_see(viewer, ending.context)][-MOST_ENDED:]
     nodes = sorted(scene.nodes, key=lambda node: node.report.node)
-    waiting = sum(map(_waits, calls))
+    tally = _tally(calls)
     rates = scene.rates if viewer.admin else Rates()
     return Snapshot(
         at_ms=scene.at_ms,
@@ -81,8 +82,8 @@ def make_snapshot(scene: Scene, viewer: Viewer, ended: Iterable[Ending]) -> Snap
         model=scene.model,
         viewer=viewer,
         totals=Totals(
-            running=len(calls) - waiting,
-            waiting=waiting,
+            running=tally.running.total(),
+            waiting=tally.waiting.total(),
             requests_per_s=_rounded(rates.requests),
             tokens_per_s=_rounded(rates.tokens),
             prompt_tokens_per_s=_rounded(rates.prompt_tokens),
@@ -92,18 +93,45 @@ def make_snapshot(scene: Scene, viewer: Viewer, ended: Iterable[Ending]) -> Snap
         ),
         latency=_latency(rates, last) if viewer.admin else Latency(),
         nodes=[_node(node, scene.counts) if viewer.admin else _outline(node) for node in nodes],
-        flows=_flows(calls) if viewer.admin else [],
+        flows=_flows(tally) if viewer.admin else [],
         requests=[_running_call(context, scene.now) for context in calls[:MOST_REQUESTS]],
         requests_left_out=max(0, len(calls) - MOST_REQUESTS),
         ended=[_ended_call(ending) for ending in last],
-        tenants=_tenants(calls) if viewer.admin else [],
+        tenants=_tenants(tally) if viewer.admin else [],
         decisions=list(scene.decisions[:MOST_DECISIONS]) if viewer.admin else [],
     )
 
 
-def _waits(context: RequestContext) -> bool:
-    """Whether no node has the call."""
-    return all(request.record.current is None for request in context.in_flight)
+@dataclass(frozen=True, slots=True)
+class _Tally:
+    """Calls that run on a node and that wait for one, by tenant; requests that move from a prefill
+    node to a decode node, by pair."""
+
+    running: Counter[str]
+    waiting: Counter[str]
+    handoffs: Counter[tuple[str, str]]
+
+
+def _tally(calls: Iterable[RequestContext]) -> _Tally:
+    """One pass, as there may be thousands of calls: it takes about 1 us for each."""
+    tally = _Tally(Counter(), Counter(), Counter())
+    for context in calls:
+        placed = False
+        for request in context.in_flight:
+            attempt = request.record.current
+            if attempt is None:
+                continue
+            placed, prefill = True, attempt.placement.prefill
+            if prefill is not None and _hands_off(attempt):
+                tally.handoffs[prefill, attempt.placement.decode] += 1
+        (tally.running if placed else tally.waiting)[context.tenant_name] += 1
+    return tally
+
+
+def _hands_off(attempt: Attempt) -> bool:
+    """Whether the decode node of a split attempt has no token of its own yet."""
+    given_up = attempt.prefill_given_up_at is not None
+    return attempt.decoding_at is None and attempt.ended is None and not given_up
 
 
 # --- nodes ------------------------------------------------------------------------------------
@@ -136,23 +164,8 @@ def _node(node: NodeView, counts: Mapping[str, NodeCounts]) -> LiveNode:
     )
 
 
-def _flows(calls: Iterable[RequestContext]) -> list[Flow]:
-    """The hand-offs that have not ended: the decode node has no token of its own yet."""
-    pairs = Counter(
-        (attempt.placement.prefill, attempt.placement.decode)
-        for context in calls
-        for request in context.in_flight
-        if (attempt := request.record.current) is not None
-        and attempt.placement.prefill is not None
-        and attempt.prefill_given_up_at is None
-        and attempt.decoding_at is None
-        and attempt.ended is None
-    )
-    return [
-        Flow(prefill, decode, requests)
-        for (prefill, decode), requests in sorted(pairs.items())
-        if prefill is not None
-    ]
+def _flows(tally: _Tally) -> list[Flow]:
+    return [Flow(*pair, requests) for pair, requests in sorted(tally.handoffs.items())]
 
 
 # --- calls ------------------------------------------------------------------------------------
@@ -215,13 +228,9 @@ def _places(record: RequestRecord | None) -> tuple[str | None, str | None]:
     return attempt.placement.prefill, attempt.placement.decode
 
 
-def _tenants(calls: Iterable[RequestContext]) -> list[TenantCalls]:
-    running: Counter[str] = Counter()
-    waiting: Counter[str] = Counter()
-    for context in calls:
-        (waiting if _waits(context) else running)[context.tenant_name] += 1
-    names = sorted(running.keys() | waiting.keys())
-    return [TenantCalls(name, running[name], waiting[name]) for name in names]
+def _tenants(tally: _Tally) -> list[TenantCalls]:
+    names = sorted(tally.running.keys() | tally.waiting.keys())
+    return [TenantCalls(name, tally.running[name], tally.waiting[name]) for name in names]
 
 
 # --- latencies --------------------------------------------------------------------------------

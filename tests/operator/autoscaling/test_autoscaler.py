@@ -17,6 +17,7 @@ from baton_operator.autoscaling.autoscaler import Autoscaler, current_replicas
 from baton_operator.builders.nodes import revision_of
 from baton_operator.metrics import Metrics
 from baton_operator.state.cache import Cache, PoolKey
+from baton_operator.state.decision_log import DecisionLog
 from baton_operator.state.index_reader import IndexAnswer
 from baton_operator.state.index_timing import LOOK_S
 from baton_operator.state.observed import Observed, Planned
@@ -40,6 +41,7 @@ class Operator:
         self.uncached = 0.0
         self.status = PoolStatus()
         self.cache = Cache(lambda _: None, lambda: self.seconds)
+        self.decisions = DecisionLog()
         self.start()
 
     def start(self) -> None:
@@ -49,6 +51,7 @@ class Operator:
             Metrics(),
             lambda: self.seconds,
             lambda: NOW + timedelta(seconds=self.seconds),
+            self.decisions,
         )
 
     def observed(self) -> Observed:
@@ -306,6 +309,22 @@ def test_contradictory_bounds_are_an_invalid_spec() -> None:
     operator = Operator(prefill=gpu, decode=gpu, gpuBudget=1)
     with pytest.raises(SpecError, match="gpuBudget 1"):
         operator.look(None)
+
+
+def test_each_change_is_noted_for_the_index_with_its_time_and_reason() -> None:
+    operator = Operator()
+    operator.looks(2)
+    before = len(operator.decisions.unwritten)
+    operator.looks(16, HEAVY)
+    noted = operator.decisions.unwritten
+    assert 1 <= before < len(noted) < 18  # fewer than looks
+    assert (noted[0].prefill, noted[0].decode) == (1, 1)
+    assert (noted[-1].prefill, noted[-1].decode) == (4, 1)
+    assert noted[-1].reason
+    assert noted[-1].message
+    times = [decision.at_ms for decision in noted]
+    assert times == sorted(times)
+    assert times[0] >= 1e3 * NOW.timestamp()
 
 
 def test_a_change_is_logged_once(caplog: pytest.LogCaptureFixture) -> None:

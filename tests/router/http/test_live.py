@@ -195,7 +195,7 @@ async def test_streams_end_at_a_drain_and_new_ones_are_refused(decode: FakeNode)
         assert client.router.api.generation.observers.live.viewers == 0
 
 
-async def test_too_many_viewers_are_told_so(decode: FakeNode) -> None:
+async def test_too_many_viewers_get_503_with_the_reason(decode: FakeNode) -> None:
     async with pools.running(decode) as client:
         feed = client.router.api.generation.observers.live
         tenant = client.router.api.tenants.viewer(None)

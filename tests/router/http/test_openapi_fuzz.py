@@ -14,6 +14,7 @@ from typing import Any
 import jsonschema_rs
 import pytest
 
+from baton_router.http.live_routes import LIVE_PATH
 from baton_router.http.openapi_operations import OPERATIONS
 from tests.support.clients.http import events, exchange, text_of
 from tests.support.pools.leaks import settle
@@ -44,6 +45,7 @@ def run_schemathesis(url: str, folder: Path, *flags: str) -> dict[str, Any]:
         [
             *(sys.executable, "-m", "schemathesis.cli", "run", f"{url}/openapi.json"),
             *(f"--seed={SEED}", "--request-timeout=120", f"--exclude-checks={UNCHECKED}"),
+            f"--exclude-path={LIVE_PATH}",  # its answer has no end
             *("--report=json", f"--report-json-path={report}", *flags),
         ],
         cwd=folder,
@@ -71,8 +73,8 @@ def check(cluster: Cluster, folder: Path, min_cases: int, *flags: str) -> None:
     cases = report["test_cases"]
     assert cases["generated"] >= min_cases
     assert (cases["with_failures"], cases["errored"], report["errors"]) == (0, 0, [])
-    # Schemathesis leaves out the route of the document itself.
-    assert report["operations"]["tested"] == report["operations"]["total"] == len(OPERATIONS) - 1
+    # Schemathesis leaves out the route of the document itself, and run_schemathesis() another.
+    assert report["operations"]["tested"] == report["operations"]["total"] == len(OPERATIONS) - 2
     # Ids of a generated body are seldom in the vocabulary.
     assert set(served(cluster.url)) >= {"chat", "completions", "messages", "responses"}, (
         "some requests of these endpoints must succeed"

@@ -106,7 +106,7 @@ async def test_viewers_of_equal_rights_share_each_snapshot() -> None:
     assert pool.feed.viewers == 0
 
 
-async def test_a_viewer_who_comes_later_gets_the_last_snapshot_at_once() -> None:
+async def test_a_later_viewer_gets_the_last_snapshot_at_once() -> None:
     pool = Pool(every_s=WAIT_S)
     async with pool.viewer(ADMIN) as first, pool.viewer(ADMIN) as second:
         assert await next_of(first) == await next_of(second)
