@@ -38,8 +38,13 @@ def browser(machine: None) -> Iterator[Browser]:
 @pytest.fixture(scope="session")
 def pool() -> Iterator[Cluster]:
     """Every request is handed off from one of 2 prefill nodes to one of 2 decode nodes."""
-    flags = {"prefill_flags": SLOW, "decode_flags": SLOW_DECODE}
-    with Cluster(2, 2, router_flags=["--handoff=always"], **flags) as cluster:
+    cluster = Cluster(
+        *(2, 2),
+        prefill_flags=SLOW,
+        decode_flags=SLOW_DECODE,
+        router_flags=["--handoff=always"],
+    )
+    with cluster:
         yield cluster
 
 

@@ -111,7 +111,7 @@ def explanation(text: str) -> dict[str, Any]:
 
 def serve_hostile(page: Page, text: str) -> None:
     """Answer the page's requests with hostile records."""
-    chunks = [
+    chunks: list[dict[str, Any]] = [
         {"choices": [{"delta": {"content": part, "reasoning": part}, "finish_reason": None}]}
         for part in PAYLOADS
     ]
