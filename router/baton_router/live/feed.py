@@ -21,7 +21,14 @@ from baton_router.auth import Tenant
 from baton_router.live.decisions import DecisionReader
 from baton_router.live.records import Viewer
 from baton_router.live.series import Look, count_nodes, rates_between
-from baton_router.live.snapshot import MOST_ENDED, Ending, Scene, make_snapshot, may_see
+from baton_router.live.snapshot import (
+    MOST_ENDED,
+    Ending,
+    Scene,
+    calls_by_tenant,
+    make_snapshot,
+    may_see,
+)
 from baton_router.nodes.pool_view import PoolView
 from baton_router.requests.context import RequestContext
 
@@ -170,14 +177,15 @@ class LiveFeed:
 
     async def _keep_looking(self) -> None:
         while True:
-            self._look()
+            await self._look()
             await asyncio.sleep(self._every_s)
 
-    def _look(self) -> None:
-        """Make a snapshot for each audience."""
+    async def _look(self) -> None:
+        """Make a snapshot for each audience; requests go on in between."""
         scene = self._scene()
-        for audience in self._audiences.values():
-            snapshot = make_snapshot(scene, audience.viewer, audience.ended)
+        for audience in list(self._audiences.values()):
+            await asyncio.sleep(0)
+            snapshot = make_snapshot(scene, audience.viewer, tuple(audience.ended))
             audience.ended.clear()
             audience.snapshot = msgspec.json.encode(snapshot)
             for subscription in audience.subscriptions:
@@ -189,6 +197,7 @@ class LiveFeed:
         counts = count_nodes(nodes, before.nodes if before is not None else {})
         look = Look(self._clock(), sources.report(), self._errors, counts)
         self._last_look = look
+        running = [context for context in sources.running() if context.tenant is not None]
         return Scene(
             at_ms=time.time_ns() // 1_000_000,
             now=look.at,
@@ -198,6 +207,7 @@ class LiveFeed:
             nodes=nodes,
             counts=counts,
             rates=rates_between(before, look),
-            running=list(sources.running()),
+            running=running,
+            by_tenant=calls_by_tenant(running),
             decisions=sources.decisions.latest if sources.decisions is not None else (),
         )

@@ -47,8 +47,8 @@ class Ending:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Scene:
     """What all snapshots of one moment are made of. `now` is a time of the router's clock, `at_ms`
-    the same in Unix milliseconds. `running` has the oldest call first, and `decisions` the newest
-    first."""
+    the same in Unix milliseconds. `running` are the calls with a tenant, the oldest first, and
+    `by_tenant` those of each. `decisions` has the newest first."""
 
     at_ms: int
     now: float
@@ -59,6 +59,7 @@ class Scene:
     counts: Mapping[str, NodeCounts]
     rates: Rates
     running: Sequence[RequestContext]
+    by_tenant: Mapping[str, Sequence[RequestContext]]
     decisions: Sequence[PlannerDecision]
 
 
@@ -68,10 +69,16 @@ def may_see(viewer: Viewer, context: RequestContext) -> bool:
     return tenant is not None and (viewer.admin or tenant.name == viewer.tenant)
 
 
-def make_snapshot(scene: Scene, viewer: Viewer, ended: Iterable[Ending]) -> Snapshot:
+def calls_by_tenant(calls: Iterable[RequestContext]) -> dict[str, list[RequestContext]]:
+    found: dict[str, list[RequestContext]] = {}
+    for context in calls:
+        found.setdefault(context.tenant_name, []).append(context)
+    return found
+
+
+def make_snapshot(scene: Scene, viewer: Viewer, ended: Sequence[Ending]) -> Snapshot:
     """`ended` are calls that the viewer may see."""
-    calls = [context for context in scene.running if may_see(viewer, context)]
-    last = [ending for ending in ended if may_see(viewer, ending.context)][-MOST_ENDED:]
+    calls = scene.running if viewer.admin else scene.by_tenant.get(viewer.tenant, ())
     nodes = sorted(scene.nodes, key=lambda node: node.report.node)
     tally = _tally(calls)
     rates = scene.rates if viewer.admin else Rates()
@@ -91,12 +98,12 @@ def make_snapshot(scene: Scene, viewer: Viewer, ended: Iterable[Ending]) -> Snap
             ready_nodes=sum(node.ready for node in nodes),
             nodes=len(nodes),
         ),
-        latency=_latency(rates, last) if viewer.admin else Latency(),
+        latency=_latency(rates, ended) if viewer.admin else Latency(),
         nodes=[_node(node, scene.counts) if viewer.admin else _outline(node) for node in nodes],
         flows=_flows(tally) if viewer.admin else [],
         requests=[_running_call(context, scene.now) for context in calls[:MOST_REQUESTS]],
         requests_left_out=max(0, len(calls) - MOST_REQUESTS),
-        ended=[_ended_call(ending) for ending in last],
+        ended=[_ended_call(ending) for ending in ended],
         tenants=_tenants(tally) if viewer.admin else [],
         decisions=list(scene.decisions[:MOST_DECISIONS]) if viewer.admin else [],
     )

@@ -21,6 +21,7 @@ from baton_router.live.records import RunningCall, Snapshot
 from tests.router import pools
 from tests.support.clients.raw_http import raw_request
 from tests.support.nodes.fake_node import FakeNode
+from tests.support.stores.kvstore import frozen
 from tests.support.waiting import WAIT_S, until
 
 pytestmark = pytest.mark.integration
@@ -233,15 +234,18 @@ async def test_a_client_that_does_not_read_is_cut_off(
 
 
 async def test_decisions_of_the_planner_are_read_from_the_index(decode: FakeNode) -> None:
+    """Snapshots do not wait for them."""
     record = ScalingDecision(at_ms=7, prefill=1, decode=2, reason="Demand", message=HOSTILE)
     with EmbeddedStore() as store:
         async with Decisions(store.index_url, "default") as decisions:
             await decisions.add([record])
-        async with (
-            pools.running(decode, index_url=store.index_url, **SOON) as client,
-            watching(client) as stream,
-        ):
-            snapshot = await stream.until(lambda snapshot: snapshot.decisions)
+        async with pools.running(decode, index_url=store.index_url, **SOON) as client:
+            with frozen(store.pid("index")):
+                async with watching(client) as stream:
+                    for _ in range(3):
+                        assert (await stream.next()).decisions == []
+            async with watching(client) as stream:
+                snapshot = await stream.until(lambda snapshot: snapshot.decisions)
     (decision,) = snapshot.decisions
     assert (decision.at_ms, decision.prefill, decision.decode) == (7, 1, 2)
     assert decision.reason == f"Demand: {HOSTILE}"
