@@ -49,7 +49,7 @@ def _failover_picture(browser: Browser, pool: Cluster) -> None:
         page.locator("#question").fill(QUESTION)
         page.keyboard.press("Enter")
         meta = page.locator(".answer .meta")
-        expect(meta).to_contain_text("longest pause", timeout=PATIENCE_MS)
+        expect(meta).to_contain_text("first token", timeout=PATIENCE_MS)
         found = re.search(r"decode-\d", meta.inner_text())
         assert found is not None, meta.inner_text()
         page.wait_for_timeout(3000)
