@@ -9,15 +9,15 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from playwright.sync_api import Page, Request, Route, expect
+from playwright.sync_api import Page, Request, expect
 
-from tests.support.browser.visits import NARROW, PATIENCE_MS, WIDE, Visit
+from tests.support.browser.load import CHATS
+from tests.support.browser.visits import NARROW, PATIENCE_MS, WIDE, Visit, ask_greedily
 from tests.support.clients.http import exchange
 from tests.support.pools.processes import Cluster
 
 Open = Callable[..., Visit]
 
-CHATS = "/v1/chat/completions"
 PLACED = re.compile(r"prefill-\d → decode-\d")
 LONG = 200  # tokens: 4 s of decoding
 STORY = [{"role": "user", "content": "Tell me a long story"}]
@@ -34,12 +34,6 @@ def repaired(pool: Cluster) -> Iterator[None]:
 def text_of(body: Any) -> str:
     content: str = body["choices"][0]["message"]["content"]
     return content
-
-
-def ask_greedily(route: Route) -> None:
-    """Add to the page's question what makes its answer the same each time."""
-    body = json.loads(route.request.post_data or "")
-    route.continue_(post_data=json.dumps(body | {"temperature": 0}))
 
 
 def say(page: Page, text: str, tokens: int = 24) -> None:

@@ -14,13 +14,15 @@ import sys
 from playwright.sync_api import Browser, Page, expect
 
 from baton_cli.models.demo_model import fetch_demo
-from tests.support.browser.load import Load
-from tests.support.browser.visits import SCHEMES, browser_running, visiting
+from tests.support.browser.load import CHATS, Load
+from tests.support.browser.visits import SCHEMES, ask_greedily, browser_running, visiting
 from tests.support.pools.processes import Cluster
 from tests.support.project.page_digest import DIGEST, PICTURES, page_digest
 
 QUESTION = "Tell me about the history of relay races and of the baton that runners hand over."
-SIZE = (1280, 840)
+TOKENS = 90
+KILL_MS = 2000.0  # after the first token
+SIZE, LOW = (1280, 840), (1280, 720)
 WATCH_MS = 30_000  # what the charts show
 PATIENCE_MS = 240_000.0
 
@@ -44,15 +46,17 @@ def _page_pictures(browser: Browser, pool: Cluster) -> None:
 
 def _failover_picture(browser: Browser, pool: Cluster) -> None:
     """A chat whose decode node is killed in the middle of the answer."""
-    with visiting(browser, pool.url, SIZE) as visit:
+    with visiting(browser, pool.url, LOW) as visit:
         page = visit.page
+        page.route(f"**{CHATS}", ask_greedily)
+        page.locator("#length").evaluate("(field, tokens) => { field.value = tokens; }", TOKENS)
         page.locator("#question").fill(QUESTION)
         page.keyboard.press("Enter")
         meta = page.locator(".answer .meta")
         expect(meta).to_contain_text("first token", timeout=PATIENCE_MS)
         found = re.search(r"decode-\d", meta.inner_text())
         assert found is not None, meta.inner_text()
-        page.wait_for_timeout(3000)
+        page.wait_for_timeout(KILL_MS)
         pool.nodes[found[0]].kill()
         expect(page.locator(".takeover")).to_be_visible(timeout=PATIENCE_MS)
         page.locator("#messages").evaluate("list => { list.scrollTop = list.scrollHeight; }")

@@ -6,12 +6,13 @@ console reports: errors, exceptions and violations of the Content-Security-Polic
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
-from playwright.sync_api import Browser, ConsoleMessage, Page, sync_playwright
+from playwright.sync_api import Browser, ConsoleMessage, Page, Route, sync_playwright
 
 from tests.support.project.browser_tools import axe_script, browser_environment, browser_program
 
@@ -101,3 +102,9 @@ def visiting(
         yield visit
     finally:
         context.close()
+
+
+def ask_greedily(route: Route) -> None:
+    """Add to the page's question what makes its answer the same each time."""
+    body = json.loads(route.request.post_data or "")
+    route.continue_(post_data=json.dumps(body | {"temperature": 0}))
