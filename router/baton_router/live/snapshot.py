@@ -12,6 +12,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from statistics import median
 
+from baton_protocol.ids import NodeId
 from baton_router.live.records import (
     EndedCall,
     Flow,
@@ -56,7 +57,7 @@ class Scene:
     router: str
     model: str | None
     nodes: Sequence[NodeView]
-    counts: Mapping[str, NodeCounts]
+    counts: Mapping[NodeId, NodeCounts]
     rates: Rates
     running: Sequence[RequestContext]
     by_tenant: Mapping[str, Sequence[RequestContext]]
@@ -149,7 +150,7 @@ def _outline(node: NodeView) -> LiveNode:
     return LiveNode(id=report.node, role=report.role, state=state_of(node), asleep=report.asleep)
 
 
-def _node(node: NodeView, counts: Mapping[str, NodeCounts]) -> LiveNode:
+def _node(node: NodeView, counts: Mapping[NodeId, NodeCounts]) -> LiveNode:
     report, load = node.report, node.report.load
     counted = counts.get(report.node)
     rates = counted.rates if counted is not None and node.connected else None

@@ -58,7 +58,7 @@ async def test_a_failing_write_keeps_the_decisions_and_the_answer(redis_url: str
         client.delete(decisions_key(pool.key))
     clock.advance(3600.0)
     assert await reader.read(pool, observed(pool), None, LOGIN) is not None
-    assert log.unwritten == ()
+    assert list(log.unwritten) == []
 
 
 def test_a_log_without_an_index_keeps_the_last_decisions_with_short_messages() -> None:

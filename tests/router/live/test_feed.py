@@ -130,7 +130,7 @@ async def test_a_tenant_sees_its_own_calls_and_of_nodes_only_the_state() -> None
     assert [one.id for one in own.ended] == ["f"]
     assert (own.viewer.tenant, own.viewer.admin) == ("acme", False)
     assert (own.totals.waiting, own.totals.nodes, own.totals.tokens_per_s) == (2, 2, None)
-    assert own.tenants == own.flows == own.decisions == []
+    assert (own.tenants, own.flows, own.decisions) == ([], [], [])
     for node in own.nodes:
         told = {name for name, value in msgspec.structs.asdict(node).items() if value is not None}
         assert told == {"id", "role", "state", "asleep"}

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import msgspec
 import pytest
 
-from baton_protocol.ids import Epoch
+from baton_protocol.ids import Epoch, NodeId
 from baton_protocol.store import LATENCY_BOUNDS_S, NodeLoad, RouterReport
 from baton_router.live.series import (
     Look,
@@ -21,6 +21,7 @@ from baton_router.nodes.pool_view import PoolView
 from tests.support.clock import Clock
 from tests.support.nodes.fake_node import make_report
 
+NODE = NodeId("decode-0")
 BUCKETS = len(LATENCY_BOUNDS_S) + 1
 
 
@@ -86,19 +87,19 @@ def test_rates_of_a_node_are_those_between_its_last_two_reports() -> None:
     clock = Clock()
     view = PoolView(clock, 100)
     load = NodeLoad(generated_tokens_total=10, fetched_bytes_total=100, published_bytes_total=0)
-    node = view.hello(make_report("decode-0", "decode", load=load))
+    node = view.hello(make_report(NODE, "decode", load=load))
     first = count_nodes(view.nodes.values(), {})
-    assert first["decode-0"].rates is None
+    assert first[NODE].rates is None
 
     clock.advance(2.0)
     node.loaded_at = clock()
     later = NodeLoad(generated_tokens_total=30, fetched_bytes_total=500, published_bytes_total=8)
     node.report = msgspec.structs.replace(node.report, load=later)
     second = count_nodes(view.nodes.values(), first)
-    assert second["decode-0"].rates == NodeRates(10.0, 200.0, 4.0)
+    assert second[NODE].rates == NodeRates(10.0, 200.0, 4.0)
     # No report came in between: the rates stay.
     clock.advance(1.0)
     assert count_nodes(view.nodes.values(), second) == second
     # Another start of the node has counted from 0.
-    view.hello(make_report("decode-0", "decode", epoch=Epoch("epoch-2")))
-    assert count_nodes(view.nodes.values(), second)["decode-0"].rates is None
+    view.hello(make_report(NODE, "decode", epoch=Epoch("epoch-2")))
+    assert count_nodes(view.nodes.values(), second)[NODE].rates is None
