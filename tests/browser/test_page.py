@@ -17,6 +17,7 @@ from tests.support.pools.processes import Cluster
 Open = Callable[..., Visit]
 
 PAINT_VISITS = 3
+PAUSED_MS = 2500.0  # more than two snapshots
 FIRST_PAINT = """() => new Promise(resolve => new PerformanceObserver(list => {
   for (const entry of list.getEntries())
     if (entry.name === 'first-contentful-paint') resolve(entry.startTime);
@@ -96,6 +97,21 @@ def test_a_request_is_explained_by_keyboard_and_the_focus_returns(
     expect(opener).to_be_focused()
 
 
+def test_ended_requests_do_not_move_under_the_pointer(
+    pool: Cluster, load: None, visit: Open
+) -> None:
+    page = visit(pool.url).page
+    rows = page.locator("#ended tbody button")
+    rows.first.hover()
+    expect(page.locator("#ended-paused")).to_be_visible()
+    shown = rows.evaluate_all("all => all.map(button => button.dataset.request)")
+    page.wait_for_timeout(PAUSED_MS)
+    assert rows.evaluate_all("all => all.map(button => button.dataset.request)") == shown
+    page.locator("#title").hover()
+    expect(rows.first).not_to_have_attribute("data-request", shown[0])
+    expect(page.locator("#ended-paused")).to_be_hidden()
+
+
 def test_the_first_tab_stops_skip_to_the_pool_and_to_the_chat(pool: Cluster, visit: Open) -> None:
     page = visit(pool.url).page
     page.keyboard.press("Tab")
@@ -138,10 +154,8 @@ def test_edges_move_unless_the_user_prefers_reduced_motion(
 ) -> None:
     page = visit(pool.url, calm=calm).page
     expect(page.locator("#picture .edge[data-lit=yes]").first).to_be_attached()
-    named = page.evaluate(
-        "getComputedStyle(document.querySelector('.edge[data-lit=yes] .moving')).animationName"
-    )
-    assert named == moves
+    moving = page.locator("#picture .edge[data-lit=yes] .moving").first
+    expect(moving).to_have_css("animation-name", moves)
 
 
 def test_the_charts_have_a_table_of_the_same_figures(

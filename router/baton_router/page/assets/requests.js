@@ -67,7 +67,10 @@ export class Requests {
     const named = snapshot.viewer.admin && [...snapshot.requests, ...this.#ended].some((request) => request.tenant !== "");
     const visible = (columns) => columns.filter((column) => named || !column.ofAdmin);
     this.#running(snapshot.requests, visible(this.#columns.running));
-    this.#recent(this.#ended, visible(this.#columns.ended));
+    // Rows do not move away from a pointer that is about to press one.
+    const pointed = byId("ended").querySelector(".scroll").matches(":hover");
+    setAttribute(byId("ended-paused"), "hidden", !pointed);
+    if (!pointed) this.#recent(this.#ended, visible(this.#columns.ended));
     showPhases(snapshot);
     const left = snapshot.requests_left_out;
     setAttribute(byId("left-out"), "hidden", left === 0);
