@@ -67,16 +67,18 @@ run: $(INSTALLED) ## a pool with the demo model: asks it a question and stays up
 # Tests of the first two wait as much as they compute: 5 at once fill 2 cores. A Kubernetes fills
 # the machine by itself.
 test-quick test: WORKERS ?= 5
-test-cluster test-long: WORKERS ?= 2
+test-browser test-cluster test-long: WORKERS ?= 2
 PYTEST = $(BIN)/pytest -n $(WORKERS) --dist loadfile
+# Tests with targets of their own, as they need a Kubernetes or a browser.
+ELSEWHERE := --ignore tests/cluster --ignore tests/browser
 
 .PHONY: test-quick
 test-quick: $(INSTALLED) ## tests without processes and sockets, in 7 minutes
-	$(PYTEST) -m "not long and not integration" --ignore tests/cluster $(ARGS)
+	$(PYTEST) -m "not long and not integration" $(ELSEWHERE) $(ARGS)
 
 .PHONY: test
-test: $(INSTALLED) ## what a change must pass, in 8 to 10 minutes on 2 cores: all but Kubernetes and the long ones
-	$(PYTEST) -m "not long" --ignore tests/cluster $(ARGS)
+test: $(INSTALLED) ## what a change must pass, in 8 to 10 minutes on 2 cores: all but Kubernetes, the browser and the long ones
+	$(PYTEST) -m "not long" $(ELSEWHERE) $(ARGS)
 
 .PHONY: cluster-tools
 cluster-tools: $(INSTALLED) ## the tests' own Kubernetes, checkers of manifests; 15 minutes, once
@@ -92,8 +94,20 @@ test-cluster: $(INSTALLED) cluster-tools lint-tools ## on a Kubernetes, in 20 mi
 	$(if $(filter command,$(origin KUBECONFIG)),BATON_TEST_KUBECONFIG="$(abspath $(KUBECONFIG))") \
 		$(PYTEST) -m "not long" $(or $(filter tests/%,$(ARGS)),tests/cluster) $(filter-out tests/%,$(ARGS))
 
+.PHONY: browser-tools
+browser-tools: $(INSTALLED) ## Debian's Chromium and axe for tests of the live page: 120 MB, 30 seconds, once
+	@$(BIN)/python -m tests.support.project.browser_tools
+
+.PHONY: test-browser
+test-browser: $(INSTALLED) browser-tools ## the live page in a real browser, in 2 minutes
+	$(PYTEST) -m "not long" $(or $(filter tests/%,$(ARGS)),tests/browser) $(filter-out tests/%,$(ARGS))
+
+.PHONY: pictures
+pictures: $(INSTALLED) browser-tools ## docs/pictures: the live page of a pool with the demo model, in 3 minutes
+	$(BIN)/python -m tests.support.browser.pictures
+
 .PHONY: test-all
-test-all: test test-cluster ## both, in 35 minutes
+test-all: test test-browser test-cluster ## all three, in 37 minutes
 
 .PHONY: test-long
 test-long: $(INSTALLED) cluster-tools lint-tools ## full matrices, soaks and chaos, in hours

@@ -28,7 +28,7 @@ SPREAD = ("tests/e2e/test_exactness.py",)
 # On a GPU their tests spend most of their time in triton's compiler, half a second per kernel.
 COMPILING = "tests/engine/kernels/"
 # Whose tests are all of several processes.
-INTEGRATION = ("tests/cluster/", "tests/e2e/", "tests/faults/")
+INTEGRATION = ("tests/browser/", "tests/cluster/", "tests/e2e/", "tests/faults/")
 # Their tests wait more than they compute. Files that compute run beside them, not after them.
 WAITING = ("tests/cli/local_pool/", "tests/e2e/", "tests/faults/", "tests/router/server/")
 # The part of a run in which they begin: a test that waits for a minute must not be the last one.
@@ -175,7 +175,7 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> ByFile:
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
     """Print what tests counted: differences are accepted, and faults survived, only so."""
-    for title in ("exactness", "chaos", "soak", "scaling", "images"):
+    for title in ("exactness", "chaos", "soak", "scaling", "images", "page"):
         lines = [
             str(value)
             for report in terminalreporter.getreports("passed")

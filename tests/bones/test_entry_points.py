@@ -15,7 +15,7 @@ from tests.support.needs import needs
 pytestmark = pytest.mark.integration
 
 ROOT = Path(__file__).resolve().parents[2]
-TIERS = ("test-quick", "test", "test-cluster", "test-all", "test-long")
+TIERS = ("test-quick", "test", "test-browser", "test-cluster", "test-all", "test-long")
 ACTS = ("run", *TIERS, "check", "docs", "bench", "gpu", "gpu-pack", "peers", "clean")
 
 
@@ -76,7 +76,8 @@ def test_make_run_uses_ask_or_with_once_uses_once(installed: Path) -> None:
     ("tier", "arguments", "expected"),
     [
         ("test", "", '-m "not long" --ignore tests/cluster'),
-        ("test-quick", "tests/text -x", "--ignore tests/cluster tests/text -x"),
+        ("test-quick", "tests/text -x", "--ignore tests/browser tests/text -x"),
+        ("test-browser", "", '-m "not long" tests/browser'),
         ("test-cluster", "", '-m "not long" tests/cluster'),
         ("test-cluster", "tests/cluster/test_crd.py -x", '"not long" tests/cluster/test_crd.py -x'),
         ("test-long", "tests/text", "-m long tests/text"),
@@ -109,6 +110,8 @@ def test_ci_calls_make_targets() -> None:
         "check",
         "run",
         "test",
+        "browser-tools",
+        "test-browser",
         "cluster-tools",
         "test-cluster",
     ]

@@ -9,6 +9,7 @@ Go, root or apt. A skip for a need that could be met fails `.ci/run` (see `skips
 from __future__ import annotations
 
 import os
+import platform
 import re
 import shutil
 import subprocess
@@ -40,6 +41,12 @@ def _can_install() -> bool:
 def _has_apt() -> bool:
     """Whether apt can download packages. Only installing them needs root."""
     return all(shutil.which(name) for name in ("apt-get", "apt-cache", "dpkg"))
+
+
+@cache
+def _has_browser() -> bool:
+    """Whether apt has a Chromium that can be unpacked. Ubuntu's package only installs a snap."""
+    return _has_apt() and platform.freedesktop_os_release()["ID"] == "debian"
 
 
 def _never() -> bool:
@@ -124,6 +131,7 @@ NEEDS = {
     "gpu": Need(_has_gpu, _never, "a CUDA device"),
     "root": Need(lambda: os.geteuid() == 0, _never, "to be root"),
     "apt": Need(_has_apt, _never, "apt and dpkg, to unpack the distribution's packages"),
+    "browser": Need(_has_browser, _never, "Debian's Chromium, by apt"),
     "go": _command("go"),
     "openssl": _command("openssl"),
     "make": _command("make"),
