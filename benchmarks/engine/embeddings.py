@@ -179,9 +179,10 @@ def save_tokenizer(folder: Path) -> None:
     from tokenizers import Tokenizer, models
     from transformers import PreTrainedTokenizerFast
 
+    fast: Any = PreTrainedTokenizerFast
     words = {str(token): token for token in range(VOCAB)}
     tokenizer = Tokenizer(models.WordLevel(words, unk_token="0"))
-    PreTrainedTokenizerFast(tokenizer_object=tokenizer, unk_token="0").save_pretrained(folder)
+    fast(tokenizer_object=tokenizer, unk_token="0").save_pretrained(folder)
 
 
 def make_sides(folder: Path, dtype: DType, options: argparse.Namespace) -> list[Side]:
