@@ -35,7 +35,7 @@ def plot(rates: Rates, by_routers: Mapping[int, Sequence[float]], cores: int) ->
     parts = [_text(LEFT, 22, "requests/s by clients, one router")]
     parts += _chart(LEFT, by_clients, "clients", named=True)
     parts += [_text(second, 22, "requests/s by routers, 64 clients")]
-    parts += _chart(second, routers, f"routers; they, their nodes and clients share {cores} cores")
+    parts += _chart(second, routers, f"routers; they, nodes and clients share {cores} cores")
     width, height = second + WIDE + 20, TOP + HIGH + FOOT
     return (
         f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {width} {height}" '
