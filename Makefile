@@ -103,8 +103,10 @@ test-browser: $(INSTALLED) browser-tools ## the live page in a real browser, in 
 	$(PYTEST) -m "not long" $(or $(filter tests/%,$(ARGS)),tests/browser) $(filter-out tests/%,$(ARGS))
 
 .PHONY: pictures
-pictures: $(INSTALLED) browser-tools ## docs/pictures: the live page of a pool with the demo model, in 3 minutes
-	$(BIN)/python -m tests.support.browser.pictures
+pictures: $(INSTALLED) browser-tools ## docs/pictures: plots of figures, `baton top`, the live page; 3 minutes
+	$(BIN)/python -m tests.support.pictures.figure_plots
+	$(BIN)/python -m tests.support.pictures.top
+	$(BIN)/python -m tests.support.pictures.page
 
 .PHONY: test-all
 test-all: test test-browser test-cluster ## all three, in 37 minutes

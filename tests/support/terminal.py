@@ -27,7 +27,8 @@ PIECE = 1 << 16
 
 
 class Terminal:
-    """`with Terminal(["baton", "chat"]) as terminal:`; `raw` is all that the command wrote."""
+    """`with Terminal(["baton", "chat"]) as terminal:`; `screen` has the cells, `raw` is all
+    that the command wrote."""
 
     def __init__(
         self,
@@ -38,8 +39,8 @@ class Terminal:
         rows: int = 30,
     ) -> None:
         self.raw = b""
-        self._screen = pyte.Screen(columns, rows)
-        self._stream = pyte.ByteStream(self._screen)
+        self.screen = pyte.Screen(columns, rows)
+        self._stream = pyte.ByteStream(self.screen)
         self._ours, theirs = pty.openpty()
         self._set_size(columns, rows)
         environ = {k: v for k, v in os.environ.items() if not k.startswith(("BATON_", "NO_COLOR"))}
@@ -71,7 +72,7 @@ class Terminal:
     @property
     def text(self) -> str:
         """The screen's lines, without the empty end of each."""
-        return "\n".join(line.rstrip() for line in self._screen.display)
+        return "\n".join(line.rstrip() for line in self.screen.display)
 
     def after(self, words: str) -> str:
         """The screen behind the last of these words, "" if it has none."""
@@ -82,7 +83,7 @@ class Terminal:
 
     def resize(self, columns: int, rows: int) -> None:
         """As a person who drags the window's corner."""
-        self._screen.resize(rows, columns)
+        self.screen.resize(rows, columns)
         self._set_size(columns, rows)
 
     def wait_for(self, words: str, times: int = 1) -> str:

@@ -1,6 +1,8 @@
 """Writes the pictures of the live page in docs/pictures, with the digest of the page's files.
 
-    make pictures        starts a pool of the demo model, chats with it, and kills a node
+    python -m tests.support.pictures.page        a part of `make pictures`
+
+Starts a pool of the demo model, chats with it, and kills a node.
 
 In: the page, and the demo model on this machine's CPUs. Out: PNG files, and `page.sha256`, which
 tests/bones/test_pictures.py compares with the page.
@@ -16,8 +18,8 @@ from playwright.sync_api import Browser, Page, expect
 from baton_cli.models.demo_model import fetch_demo
 from tests.support.browser.load import CHATS, Load
 from tests.support.browser.visits import SCHEMES, ask_greedily, browser_running, visiting
+from tests.support.pictures.digests import PICTURES, write_digest
 from tests.support.pools.processes import Cluster
-from tests.support.project.page_digest import DIGEST, PICTURES, page_digest
 
 QUESTION = "Tell me about the history of relay races and of the baton that runners hand over."
 TOKENS = 90
@@ -73,7 +75,7 @@ def main() -> None:
     ):
         _page_pictures(browser, pool)
         _failover_picture(browser, pool)
-    DIGEST.write_text(page_digest() + "\n")
+    write_digest("page")
 
 
 if __name__ == "__main__":
