@@ -18,6 +18,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
+from baton_cli.doctor import machine as doctor_machine
 from baton_cli.main import COMMANDS
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -32,8 +33,12 @@ DOCUMENTS = (
     "models/**/*",
     *(f"{room}/**/*.md" for room in ROOMS),
 )
+PICTURE = ".png"
 # The values that an expression in an f-string can take.
-KNOWN_VALUES = {"command.extra": [one.extra for one in COMMANDS if one.extra]}
+KNOWN_VALUES = {
+    "command.extra": [one.extra for one in COMMANDS if one.extra],
+    "extra": ["operator", *doctor_machine.EXTRAS],
+}
 
 # Options, then one requirement, in shell quotes if it has brackets.
 HINT = re.compile(r"pip install((?: -\S+| constraints\.txt)* (?:'[^']+'|[\w.=<>-]*\w))")
@@ -99,7 +104,9 @@ def _choices(
 
 def _texts() -> Iterator[tuple[str, str]]:
     found = {path for pattern in DOCUMENTS for path in ROOT.glob(pattern) if path.is_file()}
-    for path in sorted(path for path in found if path.parent.name != "__pycache__"):
+    for path in sorted(found):
+        if path.parent.name == "__pycache__" or path.suffix == PICTURE:
+            continue
         yield str(path.relative_to(ROOT)), path.read_text()
     for room in ROOMS:
         for path in sorted((ROOT / room).rglob("*.py")):

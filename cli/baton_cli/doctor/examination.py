@@ -78,13 +78,14 @@ def _unended(work: Work[Finding], outcome: Outcome[Finding]) -> Iterator[Finding
             remedy="try again with this check's flags alone",
         )
     elif isinstance(error, ModuleNotFoundError) and not (error.name or "").startswith("baton"):
+        extra = "operator" if work.name == "cluster" else "node"
         yield Finding(
             check=work.name,
             severity="error",
             found=f"not checked: {error.name} is not installed",
             why="the check imports it",
             remedy="install it in the checkout:",
-            commands=(f"pip install '.[{'operator' if work.name == 'cluster' else 'node'}]'",),
+            commands=(f"pip install '.[{extra}]'",),
         )
     elif error is not None:
         logger.error("the check of %s failed", work.name, exc_info=error)

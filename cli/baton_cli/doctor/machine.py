@@ -66,8 +66,8 @@ def _packages() -> Iterator[Finding]:
                 severity="error",
                 found=f"{name} {found} is installed; {least} or newer is needed",
                 why="a start may fail, or a request that uses it",
-                remedy="install it:",
-                commands=(f"pip install '{name}>={least}'",),
+                remedy="install it in the checkout:",
+                commands=(f"pip install '.[{extra}]'",),
             )
     for extra, names in missing.items():
         yield Finding(

@@ -74,7 +74,8 @@ def check(cluster: Cluster, folder: Path, min_cases: int, *flags: str) -> None:
     assert cases["generated"] >= min_cases
     assert (cases["with_failures"], cases["errored"], report["errors"]) == (0, 0, [])
     # Schemathesis leaves out the route of the document itself, and run_schemathesis() another.
-    assert report["operations"]["tested"] == report["operations"]["total"] == len(OPERATIONS) - 2
+    operations = report["operations"]
+    assert (operations["total"], operations["tested"]) == (len(OPERATIONS) - 1, len(OPERATIONS) - 2)
     # Ids of a generated body are seldom in the vocabulary.
     assert set(served(cluster.url)) >= {"chat", "completions", "messages", "responses"}, (
         "some requests of these endpoints must succeed"
