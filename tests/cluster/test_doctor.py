@@ -17,7 +17,7 @@ from tests.cluster.installed import definition
 from tests.cluster.machine.client import Kubernetes
 from tests.cluster.test_operator_rights import account, grant
 
-FIELD = "autoscaling"
+FIELD = "rollout"  # no rule of the definition names it
 
 
 def problems(kubeconfig: Path, namespace: str) -> list[str]:
