@@ -77,7 +77,7 @@ test-quick: $(INSTALLED) ## tests without processes and sockets, in 7 minutes
 	$(PYTEST) -m "not long and not integration" $(ELSEWHERE) $(ARGS)
 
 .PHONY: test
-test: $(INSTALLED) ## what a change must pass, in 8 to 10 minutes on 2 cores: all but Kubernetes, the browser and the long ones
+test: $(INSTALLED) ## what a change must pass, in 8 to 12 minutes on 2 cores: all but Kubernetes, the browser and the long ones
 	$(PYTEST) -m "not long" $(ELSEWHERE) $(ARGS)
 
 .PHONY: cluster-tools
