@@ -6,13 +6,14 @@ In: the address of any router of the pool, days, what rows are grouped by. Out: 
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from typing import Any
 from urllib.parse import urlencode
 
 from baton_cli.commands.usage_options import UsageOptions
 from baton_cli.errors import CommandError
 from baton_cli.terminal.remote_router import RemoteRouter
+from baton_cli.terminal.text import align
 
 Json = dict[str, Any]
 # The columns of figures: key in the router's answer, head.
@@ -62,11 +63,8 @@ def lines_of(answer: Json) -> Iterator[str]:
         [*(row[name] or "-" for name in by), *(_cell(row, name) for name, _ in figures)]
         for row in answer["rows"]
     ]
-    table = [heads, *rows]
-    widths = [max(map(len, column)) for column in zip(*table, strict=True)]
     yield f"pool {answer['pool']}, {answer['since']} to {answer['until']}"
-    for cells in table:
-        yield _line(cells, widths, len(by))
+    yield from align([heads, *rows], len(by))
     if answer.get("currency"):
         yield f"costs are in {answer['currency']}"
     if answer["covers"] == "live":
@@ -74,15 +72,6 @@ def lines_of(answer: Json) -> Iterator[str]:
             "this pool has no index: the table has only what the nodes and the router that live now"
             " have counted since they started"
         )
-
-
-def _line(cells: Sequence[str], widths: Sequence[int], names: int) -> str:
-    """Names to the left, figures to the right."""
-    padded = [
-        cell.ljust(width) if place < names else cell.rjust(width)
-        for place, (cell, width) in enumerate(zip(cells, widths, strict=True))
-    ]
-    return "  ".join(padded).rstrip()
 
 
 def _cell(row: Json, name: str) -> str:

@@ -17,15 +17,14 @@ In: a TOML file. Out: one TenantLimits per tenant; tenants it does not name get 
 from __future__ import annotations
 
 import re
-import tomllib
 from collections.abc import Mapping
-from pathlib import Path
 from typing import Any
 
 import msgspec
 
 from baton_protocol.errors import exact
 from baton_router.errors import StartError
+from baton_router.toml_file import read_toml
 
 _WHERE = re.compile(r"(.*) - at `\$\.?(.*)`$", re.DOTALL)
 
@@ -86,13 +85,7 @@ def read_limits(path: str) -> LimitsByTenant:
     if not path:
         return LimitsByTenant()
     try:
-        config = msgspec.convert(tomllib.loads(Path(path).read_text("utf-8-sig")), _File)
-    except OSError as error:
-        raise StartError(f"--tenants {path}: {error.strerror or error}") from None
-    except UnicodeDecodeError:
-        raise StartError(f"--tenants {path} is not UTF-8 text; save the file as UTF-8") from None
-    except tomllib.TOMLDecodeError as error:
-        raise StartError(f"--tenants {path} is not valid TOML: {error}") from None
+        config = msgspec.convert(read_toml("--tenants", path), _File)
     except msgspec.ValidationError as error:
         raise StartError(f"--tenants {path}: {_file_error(error)}") from None
     defaults = _limits(path, "defaults", config.defaults)

@@ -65,6 +65,7 @@ from baton_router.settings import RouterSettings
 # What begins so needs an API key, if keys are configured.
 KEYED = ("/v1/", "/requests/", TOKENIZE, DETOKENIZE, TOKENIZER_INFO, *DIALECTS)
 ADMINS = ("/pool", "/load", "/metrics")  # these need an admin's key
+VIEWERS = (LIVE_PATH, USAGE_PATH)  # a tenant sees its own, an admin all
 NODE_ADMINS = (COMMANDS, f"{RESET_PATH}/", f"{PREFIXES_PATH}/")  # these change what nodes do
 THIS_MACHINE = "localhost"  # the address of all clients of a unix socket
 RETRY_AFTER_S = 1
@@ -222,7 +223,7 @@ async def _answer(
             request[CONTEXT].tenant = api.tenants.tenant_of(authorization)
         elif request.path in ADMINS:
             request[CONTEXT].tenant = api.tenants.admin(authorization)
-        elif request.path in (LIVE_PATH, USAGE_PATH):
+        elif request.path in VIEWERS:
             request[CONTEXT].tenant = api.tenants.viewer(authorization)
         elif f"{request.path}/".startswith(NODE_ADMINS):
             peer = THIS_MACHINE if api.settings.uds else request.remote

@@ -20,13 +20,11 @@ In: a TOML file. Out: the cost of a row of the books. A price that the file does
 
 from __future__ import annotations
 
-import tomllib
-from pathlib import Path
-
 import msgspec
 
 from baton_protocol.usage import TimeCause, TimeRow, TokenRow
 from baton_router.errors import StartError
+from baton_router.toml_file import read_toml
 
 MS_PER_HOUR = 3_600_000.0
 
@@ -84,12 +82,6 @@ def read_prices(path: str) -> PriceList | None:
     if not path:
         return None
     try:
-        return msgspec.convert(tomllib.loads(Path(path).read_text("utf-8-sig")), PriceList)
-    except OSError as error:
-        raise StartError(f"--prices {path}: {error.strerror or error}") from None
-    except UnicodeDecodeError:
-        raise StartError(f"--prices {path} is not UTF-8 text; save the file as UTF-8") from None
-    except tomllib.TOMLDecodeError as error:
-        raise StartError(f"--prices {path} is not valid TOML: {error}") from None
+        return msgspec.convert(read_toml("--prices", path), PriceList)
     except msgspec.ValidationError as error:
         raise StartError(f"--prices {path}: {error}") from None

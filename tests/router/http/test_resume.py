@@ -137,6 +137,11 @@ async def read_events(answer: aiohttp.ClientResponse, count: int) -> bytes:
     return data
 
 
+def first_events(data: bytes, count: int) -> bytes:
+    """The bytes of the first whole events, at most `count`."""
+    return b"".join([match[0] for match in EVENT.finditer(data)][:count])
+
+
 def payloads(data: bytes) -> list[Any]:
     """The events, without what differs from one stream to another."""
     events = [event[3] for event in EVENT.findall(data)]
@@ -207,7 +212,7 @@ async def test_another_router_goes_on_after_the_client_s_last_event(
             async with stream(client, path, **fields) as first:
                 known = await read_events(first, 5)
                 decode.script.run = "answer"
-                arrived = b"".join([match[0] for match in EVENT.finditer(known)][:seen])
+                arrived = first_events(known, seen)
                 last = EVENT.findall(arrived)[-1][0].decode()
                 status, data = await rest(other, last, post_to=path)
                 assert status == 200
@@ -332,7 +337,7 @@ async def test_another_router_lets_the_nodes_compute_again_what_the_index_lacks(
         decode.script.run, decode.got[:] = "half", []
         async with stream(client, path, **fields) as first:
             arrived = await read_events(first, 5)
-            arrived = b"".join([match[0] for match in EVENT.finditer(arrived)][:5])
+            arrived = first_events(arrived, 5)
             decode.script.run = "answer"
             status, data = await rest(other, EVENT.findall(arrived)[-1][0].decode(), post_to=path)
         assert status == 200
@@ -409,7 +414,7 @@ async def test_a_made_up_id_of_a_repeatable_stream_gets_an_error_and_harms_nothi
         assert b"invalid_request_error" in data
         assert b"id: " not in data
         _, data = await rest(client, good)
-        assert whole(b"".join([match[0] for match in EVENT.finditer(arrived)][:3]) + data)
+        assert whole(first_events(arrived, 3) + data)
 
 
 @pytest.mark.usefixtures("exact")
@@ -429,7 +434,7 @@ async def test_an_error_while_the_tokens_are_computed_again_takes_no_event_of_th
         assert b"the engine said no" in data
         decode.script.run = "answer"
         _, data = await rest(other, last)
-        assert whole(b"".join([match[0] for match in EVENT.finditer(arrived)][:3]) + data)
+        assert whole(first_events(arrived, 3) + data)
 
 
 # --- who may resume what --------------------------------------------------------------------------
@@ -509,7 +514,7 @@ async def test_a_hostile_last_event_id_is_refused(
         assert given[0] == status, given
         # A wrong position ends the stream of the client that has it, but loses nothing.
         _, data = await rest(client, f"{id}:2", post_to=COMPLETIONS)
-        assert whole(b"".join([m[0] for m in EVENT.finditer(arrived)][:2]) + data)
+        assert whole(first_events(arrived, 2) + data)
 
 
 async def test_only_its_tenant_and_its_route_find_a_stream(
