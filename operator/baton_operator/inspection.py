@@ -7,6 +7,7 @@ for the user's own rights; it changes nothing. What this user may not read is No
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import Awaitable, Callable, Iterator, Mapping
 from email.utils import parsedate_to_datetime
 from typing import Any, TypeVar
@@ -16,7 +17,7 @@ from kubernetes.aio.client import Configuration
 
 from baton_operator.api.crd import DEFINITIONS, GROUP, VERSION
 from baton_operator.api.status import Condition, OperatorStatus, read_operator, read_status
-from baton_operator.kube.client import Api, Refused
+from baton_operator.kube.client import Api, Refused, TooManyRequests, Verb
 from baton_operator.kube.kinds import EVENT, POD, POOL
 from baton_operator.kube.objects import Body
 from baton_operator.names import OPERATOR, POOL_LABEL
@@ -91,9 +92,9 @@ async def inspect(
     clock: Callable[[], float],
 ) -> ClusterReport:
     """Pods are read of the named pool only; "" is all pools of the namespace. Each request may take
-    `timeout_s`. `clock` gives our time of day. Raise ApiError if the API server does not
-    answer."""
-    api = Api(configuration, lambda verb, code: None, timeout_s)
+    `timeout_s`, and as long again if the server is busy. `clock` gives our time of day. Raise
+    ApiError if the API server does not answer."""
+    api = _PatientApi(configuration, lambda verb, code: None, timeout_s)
     try:
         before = clock()
         version = await api.call("get", "/version")
@@ -116,6 +117,27 @@ async def inspect(
         metrics_api=None if groups is None else METRICS_GROUP in _names(groups["groups"]),
         pools=pools,
     )
+
+
+class _PatientApi(Api):
+    """Repeats a call that the server is too busy for, as it is for a resource that was installed a
+    second ago."""
+
+    async def call(
+        self,
+        verb: Verb,
+        path: str,
+        body: Body | None = None,
+        query: Mapping[str, object] | None = None,
+    ) -> Body:
+        until = time.monotonic() + self.timeout_s
+        while True:
+            try:
+                return await super().call(verb, path, body, query)
+            except TooManyRequests as error:
+                if time.monotonic() + error.retry_after_s > until:
+                    raise
+                await asyncio.sleep(error.retry_after_s)
 
 
 async def _allowed(reading: Awaitable[T]) -> T | None:

@@ -13,6 +13,7 @@ from baton_cli.doctor.options import DoctorOptions
 from baton_operator.api.crd import crd, scaler_crd
 from baton_operator.inspection import RIGHTS
 from baton_operator.kube.permissions import PermissionRule
+from tests.cli.doctor.setups import PATIENCE
 from tests.cluster.installed import definition
 from tests.cluster.machine.client import Kubernetes
 from tests.cluster.test_operator_rights import account, grant
@@ -21,7 +22,7 @@ FIELD = "rollout"  # no rule of the definition names it
 
 
 def problems(kubeconfig: Path, namespace: str) -> list[str]:
-    host = Host(environ={"KUBECONFIG": str(kubeconfig)})
+    host = Host(environ={"KUBECONFIG": str(kubeconfig)}, patience=PATIENCE)
     findings = examine(DoctorOptions(kubernetes=True, namespace=namespace, port=0), host)
     return [
         each.found

@@ -277,6 +277,32 @@ async def test_doctor_finds_a_kubeconfig_that_is_missing(
     await asyncio.to_thread(check_repaired, setup, setup.follow(finding))
 
 
+async def test_doctor_asks_a_busy_api_server_again(tmp_path: Path) -> None:
+    busy = {"kind": "Status", "message": "storage is (re)initializing"}
+    asked: list[str] = []
+
+    async def answer(request: web.BaseRequest) -> web.Response:
+        if request.path == THE_POOL:
+            asked.append(request.path)
+            if len(asked) < 3:
+                return web.json_response(busy, status=429, headers={"Retry-After": "0"})
+        return await sound.answer(request)
+
+    sound, there = Cluster(), Cluster()
+    there.answer = answer  # type: ignore[method-assign]
+    async with served(there) as (_, url):
+        setup = Setup(
+            check="cluster",
+            flags=FLAGS,
+            found="",
+            remedy="",
+            follow=lambda finding: None,
+            host=kubeconfig(tmp_path, url),
+        )
+        await asyncio.to_thread(check_repaired, setup, None)
+    assert len(asked) == 3
+
+
 async def test_what_a_user_may_not_read_is_a_note(
     cluster: tuple[Cluster, str], tmp_path: Path
 ) -> None:
