@@ -24,11 +24,13 @@ shows instead the gain from more routers: requests per second at 64 clients and 
 per request, for each number of routers. There is no goal, because routers, nodes and clients share
 the cores; the table says how many there are.
 
-    python -m benchmarks.router.overhead --dialects [--passes 3] [--quick] [--profile FILE]
+    python -m benchmarks.router.overhead --dialects [--tokens 64] [--passes 3] [--quick]
+        [--profile FILE]
 
 compares instead streams of equal text in several dialects, and a kept stream (x-baton-resume), with
 chat: CPU time per request of the router alone, for 32 clients. Goals (exit 1): at most 1.15x chat's
-for Responses and Messages, 1.05x for kept chat.
+for Responses and Messages, 1.05x for kept chat. --tokens is the length of an answer; the difference
+of two lengths is what their tokens cost.
 """
 
 from __future__ import annotations
@@ -136,7 +138,8 @@ class Run(NamedTuple):
 class Questions:
     """Prompts of which none begins like another."""
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, tokens: int = ANSWER_TOKENS) -> None:
+        self._tokens = tokens
         self._tokenizer = Tokenizer.from_artifacts(read_artifacts(folder))
         self._rng = random.Random(0)
         words = (ROOT / "README.md").read_text(encoding="utf-8").split()
@@ -149,7 +152,7 @@ class Questions:
         """Cut to its tokens, and text again."""
         text = " ".join(self._rng.choices(self._words, k=PROMPT_TOKENS))
         ids = tuple(self._tokenizer.encode(text)[:PROMPT_TOKENS])
-        return Question(self._tokenizer.decode(ids), ids, ANSWER_TOKENS)
+        return Question(self._tokenizer.decode(ids), ids, self._tokens)
 
 
 async def measure(options: argparse.Namespace, folder: Path) -> Mapping[Place, Figures]:
@@ -254,6 +257,7 @@ def options_of(argv: Sequence[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--rivals", nargs="*", choices=RIVALS, help="(default: all that are there)")
     parser.add_argument("--routers", nargs="+", type=count_of_routers, metavar="N")
     parser.add_argument("--dialects", action="store_true", help="compare dialects, without rivals")
+    parser.add_argument("--tokens", type=int, default=ANSWER_TOKENS, help="with --dialects")
     parser.add_argument("--quick", action="store_true", help="one short pass without rivals")
     parser.add_argument("--profile", default="", metavar="FILE")
     options = parser.parse_args(argv)
@@ -275,7 +279,7 @@ def main() -> int:
         print("\n".join(scaling_table(loads, os.cpu_count() or 1)))
         return 0
     if options.dialects:
-        some = Questions(folder).some
+        some = Questions(folder, options.tokens).some
         costs = dialect_costs(
             some, folder, passes=options.passes, less=options.less, profile=options.profile
         )

@@ -22,10 +22,9 @@ from baton_protocol.request import PositionLogprobs, Request
 from baton_protocol.sampling import MAX_CHOICES, FinishReason, SamplingParams
 from baton_protocol.store import Kind
 
-# The first fields of a KeptDelta, with the same encoding. A record takes twice as long.
-PlainDelta = tuple[int, tuple[int, ...], str]
-NO_TOKENS = 0x811C9DC5  # the digest of no tokens; the constants are those of FNV-1a
-_PRIME, _BITS = 0x01000193, 0xFFFFFFFF
+# Of digest_after(), by FNV-1a's prime; 30 bits, since Python is faster with one digit of an int.
+NO_TOKENS = 0x011C9DC5  # the digest of no tokens
+DIGEST_PRIME, DIGEST_BITS = 0x01000193, 0x3FFFFFFF
 
 
 class ResumeHead(msgspec.Struct, frozen=True, kw_only=True):
@@ -66,12 +65,36 @@ class KeptDelta(msgspec.Struct, frozen=True, array_like=True, gc=False):
 
 
 class ResumeEntry(msgspec.Struct, frozen=True, array_like=True, gc=False):
-    """Deltas that became events at once. `cached` is the number of the prompt's tokens that no node
-    had to compute, once it is known. `error` ended the stream."""
+    """The next deltas of a stream: first those of choice 0 that have only ids and text, in two
+    columns, since a record of each takes four times as long; then `deltas`. `cached` is the number
+    of the prompt's tokens that no node had to compute, once it is known. `error` ended the
+    stream."""
 
+    ids: tuple[tuple[TokenId, ...], ...] = ()
+    texts: tuple[str, ...] = ()
     deltas: tuple[KeptDelta, ...] = ()
     cached: int | None = None
     error: ErrorRecord | None = None
+
+    @classmethod
+    def of(cls, deltas: Sequence[Delta], *, plain: bool, cached: int | None) -> ResumeEntry:
+        """An entry of at least one delta. In a `plain` stream, only a choice's last delta has more
+        than ids and text, and the only choice is 0."""
+        rest: Sequence[Delta] = deltas
+        if plain:
+            rest = deltas[-1:] if deltas[-1].finish is not None else ()
+        columns = deltas[: len(deltas) - len(rest)]
+        return cls(
+            tuple([delta.ids for delta in columns]),
+            tuple([delta.text for delta in columns]),
+            tuple([_kept_delta(delta) for delta in rest]),
+            cached,
+        )
+
+    def all_deltas(self) -> list[KeptDelta]:
+        """Raise ValueError if the columns differ in length."""
+        columns = zip(self.ids, self.texts, strict=True)
+        return [*(KeptDelta(0, ids, text) for ids, text in columns), *self.deltas]
 
 
 @dataclass(slots=True)
@@ -100,7 +123,7 @@ class ResumeState:
             begun=begun or bool(entries),
         )
         for entry in entries:
-            for kept in entry.deltas:
+            for kept in entry.all_deltas():
                 state._add(head.request, kept)
             state.cached = entry.cached if entry.cached is not None else state.cached
             state.error = state.error or entry.error
@@ -141,18 +164,20 @@ def may_repeat(params: SamplingParams) -> bool:
     return params.n == 1 and params.prompt_logprobs is None and params.extra_args is None
 
 
+def is_plain(params: SamplingParams) -> bool:
+    """Whether the deltas of a request fit the columns of a ResumeEntry, but for the last one."""
+    return params.n == 1 and params.logprobs is None and params.prompt_logprobs is None
+
+
 def digest_after(digest: int, ids: Sequence[int]) -> int:
     """The digest of the tokens so far and then these. Tokens that differ in one place never have
     the same."""
     for id in ids:
-        digest = (digest ^ id) * _PRIME & _BITS
+        digest = (digest ^ id) * DIGEST_PRIME & DIGEST_BITS
     return digest
 
 
-def kept_delta(delta: Delta) -> KeptDelta | PlainDelta:
-    """What is kept of a delta."""
-    if delta.finish is None and not (delta.logprobs or delta.prompt_logprobs):
-        return delta.choice, delta.ids, delta.text
+def _kept_delta(delta: Delta) -> KeptDelta:
     return KeptDelta(
         delta.choice,
         delta.ids,

@@ -24,8 +24,7 @@ from baton_kvstore.connection.endpoint import parse_endpoint
 from baton_kvstore.connection.resp import Reply
 from baton_kvstore.errors import ProtocolBroken, ServerRefused
 from baton_kvstore.keys import resume_key, resume_log_key
-from baton_protocol import PROTOCOL_VERSION
-from baton_protocol.resume import KeptDelta, PlainDelta, ResumeEntry, ResumeHead
+from baton_protocol.resume import ResumeEntry, ResumeHead
 from baton_protocol.wire import Codec, WireError
 
 logger = logging.getLogger(__name__)
@@ -116,11 +115,6 @@ class ResumeLog(ClosesItself):
 
     def encode(self, entry: ResumeEntry) -> bytes:
         return self._entries.encode(entry)
-
-    def encode_deltas(self, deltas: Sequence[KeptDelta | PlainDelta], cached: int | None) -> bytes:
-        """As encode(), for an entry of these deltas."""
-        entry = (deltas,) if cached is None else (deltas, cached)
-        return self._encoder.encode((PROTOCOL_VERSION, entry))
 
     async def append(self, appends: Sequence[Append]) -> list[int]:
         """Apply the appends in order. Return KEPT, GONE (expired or lost) or FENCED for each."""

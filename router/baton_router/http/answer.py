@@ -36,6 +36,8 @@ T = TypeVar("T")
 UNREAD_TOKENS = 4096
 LONG_REPLAY = 1024  # deltas; writing their events again takes 5 ms
 UNREAD_PER_CHOICE = 64  # all choices of a call produce tokens at once
+# How long the headers of a kept stream, which have its id, wait for the first event.
+HEADERS_S = 0.1
 
 
 class Answer:
@@ -66,6 +68,7 @@ class Answer:
         self._settings = settings
         self._clock = clock
         self._kept = kept
+        self._headers_due = False
         max_unread = None  # an answer in one piece buffers nothing for its client
         if events is not None:
             events.error_event = encoder.error_event
@@ -125,10 +128,12 @@ class Answer:
 
     async def _next_bytes(self, events: EventStream) -> tuple[bytes, bool]:
         """The stream's next bytes, possibly empty, and whether more follow."""
+        headers_due, self._headers_due = self._headers_due, False
+        patience_s = min(HEADERS_S, events.keepalive_s) if headers_due else events.keepalive_s
         try:
-            batch = await self._next_batch(events.keepalive_s)
+            batch = await self._next_batch(patience_s)
         except TimeoutError:
-            return events.waiting, True
+            return b"" if headers_due else events.waiting, True
         kept = self._kept
         if kept is not None:
             data = await self._kept_events(kept, batch)
@@ -150,18 +155,12 @@ class Answer:
         """Write a batch at once, without waking the handler. False: the handler has to do it."""
         if not events.flows or self._encoder.is_slow(batch):
             return False
-        kept = self._kept
-        if kept is not None and not kept.takes(batch):
+        encode, kept = self._encoder.encode_now, self._kept
+        data = encode(batch) if kept is None else kept.pour(batch, encode)
+        if data is None:
             return False
         self._watch.record_batch(batch)
-        encode = self._encoder.encode_now
-        if kept is None:
-            events.push_event(encode(batch))
-        elif kept.repeatable:
-            for item in batch:
-                events.push_event(kept.keep_later(item[1], encode([item])))
-        else:
-            kept.keep_soon(batch, encode(batch))
+        events.push_event(data)
         return True
 
     def _charged_usage(self) -> Usage:
@@ -187,8 +186,8 @@ class Answer:
         return b"".join(parts)
 
     async def _begin_kept(self, kept: KeptStream, events: EventStream) -> None:
-        """Send the headers, so that the client has the request's id, and the known events; unless
-        the first event is there and takes the headers along."""
+        """Send the known events. If there are none, the headers leave with the first event, or
+        soon, so that the client has the stream's id."""
         kept.on_taken, kept.send = self._end_taken, events.push_if_flowing
         record = self._context.in_flight[0].record
         kept.cached = lambda: record.known_cached_tokens
@@ -202,8 +201,9 @@ class Answer:
             else:
                 known = self._known_events(kept, batch)
         seconds = kept.head.seconds if kept.state == "kept" else 0
-        events.headers = {RESUME_HEADER: f"{seconds}"}
-        if known or not self._output.has_deltas:
+        events.commit({RESUME_HEADER: f"{seconds}"})
+        self._headers_due = not known
+        if known:
             await events.write_event(known)
 
     def _known_events(self, kept: KeptStream, batch: Batch) -> bytes:

@@ -33,7 +33,7 @@ class _Stream(web.StreamResponse):
 class EventStream:
     """The stream of one call. Call keep_alive() after `keepalive_s` seconds without an event.
     `error_event` makes the last event of a stream that fails; `waiting` is a sign of life.
-    `headers` are sent beside the usual ones. `request` is None if no client reads it."""
+    `request` is None if no client reads it."""
 
     def __init__(
         self,
@@ -44,7 +44,8 @@ class EventStream:
         self.error_event: Callable[[ErrorRecord], bytes] = dialect.error_event
         self.waiting = dialect.waiting
         self.keepalive_s = keepalive_s
-        self.headers: dict[str, str] = {}
+        self._headers: dict[str, str] = {}
+        self._committed = False
         self._request = request
         self._response: web.StreamResponse | None = None
         # The connection of a response in chunks, on which push_event() writes.
@@ -52,7 +53,12 @@ class EventStream:
 
     @property
     def begun(self) -> bool:
-        return self._response is not None
+        """Whether the answer is a stream, so that an error must be an event."""
+        return self._committed or self._response is not None
+
+    def commit(self, headers: dict[str, str]) -> None:
+        """The answer is a stream: the first event takes these headers along."""
+        self._headers, self._committed = headers, True
 
     async def write_event(self, data: bytes) -> None:
         """Write an event. Empty data only starts the response."""
@@ -104,7 +110,7 @@ class EventStream:
 
     async def _begin(self) -> web.StreamResponse:
         assert self._request is not None, "a stream that begins has a client"
-        response = _Stream(headers=STREAM_HEADERS | self.headers)
+        response = _Stream(headers=STREAM_HEADERS | self._headers)
         await response.prepare(self._request)
         self._response = response
         if response.headers.get("Transfer-Encoding") == "chunked":

@@ -31,7 +31,7 @@ from baton_router.requests.resume_writer import ResumeWriter
 logger = logging.getLogger(__name__)
 EVENTS_PATH = "/requests/{id}/events"
 _SECONDS = re.compile(r"[0-9]{1,9}", re.ASCII)
-_EVENT_ID = re.compile(r"([0-9a-f]{32}):([0-9]{1,9})(?::([0-9a-f]{8}))?", re.ASCII)
+_EVENT_ID = re.compile(r"([0-9a-f]{32}):([0-9]{1,9})(?::([0-9a-f]{1,8}))?", re.ASCII)
 _STREAM_ID = re.compile(r"[0-9a-f]{32}", re.ASCII)
 
 

@@ -26,12 +26,14 @@ from baton_kvstore.index.resume_log import BEGIN, DELETE, FENCED, FIRST_FENCE, K
 from baton_protocol.errors import ErrorRecord, InvalidRequest
 from baton_protocol.link import Delta
 from baton_protocol.resume import (
+    DIGEST_BITS,
+    DIGEST_PRIME,
     NO_TOKENS,
     ResumeEntry,
     ResumeHead,
     ResumeState,
     digest_after,
-    kept_delta,
+    is_plain,
 )
 from baton_router.requests.output_queue import Batch
 from baton_router.requests.resume_writer import BEGIN_S, ResumeWriter
@@ -95,6 +97,7 @@ class KeptStream:
         self._caught_up = not self._seen_count
         self._count = 0  # events so far
         self._digest = NO_TOKENS
+        self._plain = is_plain(head.request.params)
         self._unwritten: list[Delta] = []
         self._ended = False  # the call is over, and deltas are unwritten
         self._fence = FIRST_FENCE
@@ -114,15 +117,30 @@ class KeptStream:
         """Whether no client has an event yet."""
         return self.state == "kept" and not self._begun
 
-    def takes(self, batch: Batch) -> bool:
-        """Whether keep_later() or keep_soon() may be used for the batch; else use keep()."""
+    def pour(self, batch: Batch, encode: Callable[[Batch], bytes]) -> bytes | None:
+        """The events of a batch that may leave now, perhaps none; None if the caller must use
+        keep(). `encode` makes the events of a batch."""
         if self.state != "kept" or not self._begun or not self._caught_up or self.held:
-            return False
-        if self.repeatable:
-            for _, delta in batch:
-                if not repeats(delta):
-                    return False
-        return True
+            return None
+        if not self.repeatable:
+            self.keep_soon(batch, encode(batch))
+            return b""
+        for _, delta in batch:
+            ids = delta.ids
+            if len(ids) != 1:  # see repeats()
+                return None
+        if len(batch) > 1:
+            return b"".join([self.keep_later(item[1], encode([item])) for item in batch])
+        # As keep_later() and number(), which takes half as long again: this is done for each token.
+        data = encode(batch)
+        if not self._unwritten:
+            self._writer.write_later(self)
+        self._unwritten.append(delta)
+        self._digest = digest = (self._digest ^ ids[0]) * DIGEST_PRIME & DIGEST_BITS
+        if data.find(b"\n") != len(data) - 2:
+            return self.number(data)
+        self._count = count = self._count + 1
+        return self._prefix + b"%d:%x\n" % (count, digest) + data
 
     async def begin(self, head: ResumeHead) -> None:
         """Keep how the stream began; again, if that has changed and no client has an event."""
@@ -220,13 +238,14 @@ class KeptStream:
             return data
         # Mostly one event, often of one line: finding two bytes takes 0.3 us, one byte less.
         line = data.find(b"\n")
-        if data.find(b"\n\n", line) == len(data) - 2:
+        if line == len(data) - 2 or data.find(b"\n\n", line) == len(data) - 2:
             self._count += 1
             if not self._caught_up:
                 return self._skip()
+            # Adding is twice as fast as formatting all.
             if self.repeatable:
-                return b"%b%d:%08x\n%b" % (self._prefix, self._count, self._digest, data)
-            return b"%b%d\n%b" % (self._prefix, self._count, data)
+                return self._prefix + b"%d:%x\n" % (self._count, self._digest) + data
+            return self._prefix + b"%d\n" % self._count + data
         events = data.split(b"\n\n")
         events.pop()
         return b"".join([self.number(event + b"\n\n") for event in events])
@@ -298,7 +317,7 @@ class KeptStream:
 
     def _encode(self, deltas: Sequence[Delta]) -> bytes:
         cached = self.cached() if deltas[-1].finish is not None else None
-        return self._writer.log.encode_deltas([kept_delta(delta) for delta in deltas], cached)
+        return self._writer.log.encode(ResumeEntry.of(deltas, plain=self._plain, cached=cached))
 
     def _append(self, entry: bytes, events: bytes = b"") -> None:
         """The next entry of a stream that is kept."""

@@ -42,6 +42,7 @@ class OutputQueue:
         self._reader: asyncio.Future[bool] | None = None  # False: the wait timed out
         self._since = 0.0  # start of its wait, or its last batch; loop time
         self._timer: asyncio.TimerHandle | None = None
+        self._patience_s = 0.0
         self._pouring: asyncio.Handle | None = None
 
     def put_delta(self, slot: int, delta: Delta) -> None:
@@ -70,16 +71,11 @@ class OutputQueue:
         """True if all requests ended without an error and the reader took everything."""
         return self.open <= 0 and not self._items and self._error is None
 
-    @property
-    def has_deltas(self) -> bool:
-        """Whether next_batch() need not wait."""
-        return bool(self._items)
-
     async def next_batch(self, patience_s: float | None = None) -> Batch:
         """Wait for deltas. An empty batch means that all requests have ended.
 
         Raise RequestFailed on an error, and TimeoutError if nothing arrives for `patience_s`
-        seconds; the caller may then call again. `patience_s` must be the same in all calls."""
+        seconds; the caller may then call again. `patience_s` must not shrink from call to call."""
         while not self._items:
             if self._error is not None:
                 raise RequestFailed(self._error)
@@ -122,22 +118,22 @@ class OutputQueue:
         timer per token costs as much as the token."""
         loop = asyncio.get_running_loop()
         if patience_s is not None:
-            self._since = loop.time()
+            self._since, self._patience_s = loop.time(), patience_s
             if self._timer is None:
-                self._timer = loop.call_later(patience_s, self._check_timeout, loop, patience_s)
+                self._timer = loop.call_later(patience_s, self._check_timeout, loop)
         self._reader = loop.create_future()
         try:
             return await self._reader
         finally:
             self._reader = None
 
-    def _check_timeout(self, loop: asyncio.AbstractEventLoop, patience_s: float) -> None:
+    def _check_timeout(self, loop: asyncio.AbstractEventLoop) -> None:
         """Time the reader out, or set the timer again if the reader has not waited long enough."""
         self._timer = None
         if self._reader is None:
             return
-        due = self._since + patience_s
+        due = self._since + self._patience_s
         if loop.time() < due:
-            self._timer = loop.call_at(due, self._check_timeout, loop, patience_s)
+            self._timer = loop.call_at(due, self._check_timeout, loop)
         else:
             self._wake(False)

@@ -46,7 +46,7 @@ HEAD = ResumeHead(
         outputs=((),),
     ),
 )
-ENTRIES = [ResumeEntry((KeptDelta(0, (at,), f"text {at}\n"),), cached=at) for at in range(3)]
+ENTRIES = [ResumeEntry(deltas=(KeptDelta(0, (at,), f"text {at}\n"),), cached=at) for at in range(3)]
 
 
 @pytest.fixture

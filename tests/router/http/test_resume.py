@@ -28,7 +28,9 @@ pytestmark = pytest.mark.integration
 COMPLETIONS, CHAT = "/v1/completions", "/v1/chat/completions"
 RESPONSES, MESSAGES_API, GENERATE = "/v1/responses", "/v1/messages", "/inference/v1/generate"
 KEEP = {"x-baton-resume": "60"}
-EVENT = re.compile(rb"id: (([0-9a-f]{32}):(\d+)(?::[0-9a-f]{8})?)\n(?:event: \S+\n)?data: (.*)\n\n")
+EVENT = re.compile(
+    rb"id: (([0-9a-f]{32}):(\d+)(?::[0-9a-f]{1,8})?)\n(?:event: \S+\n)?data: (.*)\n\n"
+)
 # The last event of each dialect.
 LAST = re.compile(rb'\[DONE\]|\{"type":"(message_stop|response\.completed)".*')
 IDS = re.compile(rb'"(call|chatcmpl|cmpl|resp|rs|fc|msg|generate-tokens)[-_]\w+"')

@@ -20,7 +20,9 @@ from tests.support.waiting import until
 
 pytestmark = pytest.mark.integration
 
-EVENT = re.compile(rb"id: (([0-9a-f]{32}):(\d+)(?::[0-9a-f]{8})?)\n(?:event: \S+\n)?data: (.*)\n\n")
+EVENT = re.compile(
+    rb"id: (([0-9a-f]{32}):(\d+)(?::[0-9a-f]{1,8})?)\n(?:event: \S+\n)?data: (.*)\n\n"
+)
 # The last event of each dialect.
 LAST = re.compile(rb'\[DONE\]|\{"type":"(message_stop|response\.(?:incomplete|completed))".*')
 DECODES = re.compile(r"decode=(\S+)")
