@@ -257,7 +257,8 @@ def options_of(argv: Sequence[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--rivals", nargs="*", choices=RIVALS, help="(default: all that are there)")
     parser.add_argument("--routers", nargs="+", type=count_of_routers, metavar="N")
     parser.add_argument("--dialects", action="store_true", help="compare dialects, without rivals")
-    parser.add_argument("--tokens", type=int, default=ANSWER_TOKENS, help="with --dialects")
+    tokens_help = "length of an answer, with --dialects"
+    parser.add_argument("--tokens", type=int, default=ANSWER_TOKENS, help=tokens_help)
     parser.add_argument("--quick", action="store_true", help="one short pass without rivals")
     parser.add_argument("--profile", default="", metavar="FILE")
     options = parser.parse_args(argv)

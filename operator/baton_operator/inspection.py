@@ -130,7 +130,7 @@ class _PatientApi(Api):
         body: Body | None = None,
         query: Mapping[str, object] | None = None,
     ) -> Body:
-        until = time.monotonic() + self.timeout_s
+        until = time.monotonic() + self._timeout_s
         while True:
             try:
                 return await super().call(verb, path, body, query)

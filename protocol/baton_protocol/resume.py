@@ -24,7 +24,7 @@ from baton_protocol.store import Kind
 
 # Of digest_after(), by FNV-1a's prime; 30 bits, since Python is faster with one digit of an int.
 NO_TOKENS = 0x011C9DC5  # the digest of no tokens
-DIGEST_PRIME, DIGEST_BITS = 0x01000193, 0x3FFFFFFF
+_PRIME, _BITS = 0x01000193, 0x3FFFFFFF
 
 
 class ResumeHead(msgspec.Struct, frozen=True, kw_only=True):
@@ -173,7 +173,7 @@ def digest_after(digest: int, ids: Sequence[int]) -> int:
     """The digest of the tokens so far and then these. Tokens that differ in one place never have
     the same."""
     for id in ids:
-        digest = (digest ^ id) * DIGEST_PRIME & DIGEST_BITS
+        digest = (digest ^ id) * _PRIME & _BITS
     return digest
 
 

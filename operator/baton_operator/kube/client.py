@@ -98,7 +98,7 @@ class Api:
         self._count = count
         self.missing: set[ObjectKind] = set()
         self.date = ""  # the header Date of the last answer
-        self.timeout_s = timeout_s
+        self._timeout_s = timeout_s
 
     async def close(self) -> None:
         await self._client.close()
@@ -216,11 +216,11 @@ class Api:
     ) -> Body:
         code = UNANSWERED
         try:
-            async with asyncio.timeout(self.timeout_s):
+            async with asyncio.timeout(self._timeout_s):
                 status, headers, data = await self._exchange(verb, path, body, query or {}, accept)
             code, self.date = str(status), headers.get("Date", "")
         except (aiohttp.ClientError, OSError, TimeoutError) as error:
-            what = str(error) or f"no answer within {self.timeout_s:g} s"
+            what = str(error) or f"no answer within {self._timeout_s:g} s"
             raise ApiUnavailable(f"{verb} {path}: {what}") from error
         finally:
             self._count(verb, code)

@@ -26,8 +26,6 @@ from baton_kvstore.index.resume_log import BEGIN, DELETE, FENCED, FIRST_FENCE, K
 from baton_protocol.errors import ErrorRecord, InvalidRequest
 from baton_protocol.link import Delta
 from baton_protocol.resume import (
-    DIGEST_BITS,
-    DIGEST_PRIME,
     NO_TOKENS,
     ResumeEntry,
     ResumeHead,
@@ -126,17 +124,16 @@ class KeptStream:
             self.keep_soon(batch, encode(batch))
             return b""
         for _, delta in batch:
-            ids = delta.ids
-            if len(ids) != 1:  # see repeats()
+            if not repeats(delta):
                 return None
         if len(batch) > 1:
             return b"".join([self.keep_later(item[1], encode([item])) for item in batch])
-        # As keep_later() and number(), which takes half as long again: this is done for each token.
+        # As keep_later() and number(), without their checks: this is done for each token.
         data = encode(batch)
         if not self._unwritten:
             self._writer.write_later(self)
         self._unwritten.append(delta)
-        self._digest = digest = (self._digest ^ ids[0]) * DIGEST_PRIME & DIGEST_BITS
+        self._digest = digest = digest_after(self._digest, delta.ids)
         if data.find(b"\n") != len(data) - 2:
             return self.number(data)
         self._count = count = self._count + 1

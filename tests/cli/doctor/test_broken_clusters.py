@@ -277,6 +277,19 @@ async def test_doctor_finds_a_kubeconfig_that_is_missing(
     await asyncio.to_thread(check_repaired, setup, setup.follow(finding))
 
 
+async def check_sound(url: str, folder: Path) -> None:
+    """The doctor finds nothing wrong with the cluster of this API server."""
+    setup = Setup(
+        check="cluster",
+        flags=FLAGS,
+        found="",
+        remedy="",
+        follow=lambda finding: None,
+        host=kubeconfig(folder, url),
+    )
+    await asyncio.to_thread(check_repaired, setup, None)
+
+
 async def test_doctor_asks_a_busy_api_server_again(tmp_path: Path) -> None:
     busy = {"kind": "Status", "message": "storage is (re)initializing"}
     asked: list[str] = []
@@ -291,15 +304,7 @@ async def test_doctor_asks_a_busy_api_server_again(tmp_path: Path) -> None:
     sound, there = Cluster(), Cluster()
     there.answer = answer  # type: ignore[method-assign]
     async with served(there) as (_, url):
-        setup = Setup(
-            check="cluster",
-            flags=FLAGS,
-            found="",
-            remedy="",
-            follow=lambda finding: None,
-            host=kubeconfig(tmp_path, url),
-        )
-        await asyncio.to_thread(check_repaired, setup, None)
+        await check_sound(url, tmp_path)
     assert len(asked) == 3
 
 
@@ -317,12 +322,4 @@ async def test_what_a_user_may_not_read_is_a_note(
     sound = Cluster()
     there.answer = answer  # type: ignore[method-assign]
     async with served(there) as (_, url):
-        setup = Setup(
-            check="cluster",
-            flags=FLAGS,
-            found="",
-            remedy="",
-            follow=lambda finding: None,
-            host=kubeconfig(tmp_path, url),
-        )
-        await asyncio.to_thread(check_repaired, setup, None)
+        await check_sound(url, tmp_path)
